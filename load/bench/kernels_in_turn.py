@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="run only this kind; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     given = parser.parse_args(arguments)
     options = Options(given.model, "cpu", given.dtype, user_cache(), given.weights)
     variants = list(_variants(options, given.folder))
@@ -86,7 +86,12 @@ def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
     if spec is None:
         raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
-        setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
+        setup = loading.cpu_setup(
+            spec,
+            open_weights(spec, folder, as_stored=loading.executes_as_stored(settings)),
+            settings,
+            figures.max_model_len,
+        )
         library = kernels(options.cache_dir, source)
         decoder = CpuDecoder(library, pack_model(replace(setup, library=library)))
         cache = KVCache(decoder.layers, _blocks(figures.block_size), figures.block_size, decoder.cache_dtype, CPU)

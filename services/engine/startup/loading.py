@@ -61,7 +61,7 @@ def load_decoder(
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"sdpa {FALLBACK}"
     needed = "is served on the fast path only, which this model is not on here"
-    if settings.weights != "dtype":
+    if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} {needed}")
     if settings.batch_invariant:
         raise SettingsError(f"batch_invariant {needed}")
@@ -94,7 +94,7 @@ def load_fast(
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
-    weights = open_weights(spec, source, layout.shard)
+    weights = open_weights(spec, source, layout.shard, executes_as_stored(settings))
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
@@ -116,6 +116,11 @@ def cpu_setup(
     kept = torch.int8 if settings.weights == "int8" else dtype
     library = kernels(settings.cache_dir)
     return CpuSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length, allocate)
+
+
+def executes_as_stored(settings: EngineSettings) -> bool:
+    """Whether the fast path keeps weights as the checkpoint stores them."""
+    return settings.weights == "auto" and devices.choose_device(settings).type == "cpu"
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
@@ -173,5 +178,5 @@ def choose_length(own: int, asked: int) -> int:
 
 
 def _check_weights(settings: EngineSettings, device: torch.device) -> None:
-    if settings.weights != "dtype" and device.type != "cpu":
+    if settings.weights == "int8" and device.type != "cpu":
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")

@@ -49,8 +49,9 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     config = _shortened(load_config(folder))
     spec = spec_of(config)
     assert spec is not None
-    stored = open_weights(full, folder).stored
-    tensors = RandomTensors(config, stored if dtype == torch.float32 else dtype, device, spec.hidden**-0.5)
+    weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
+    kept = weights.stored if dtype == torch.float32 else dtype
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.kinds)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
     stock = StockDecoder(model, check_attention(model, spec.layers))

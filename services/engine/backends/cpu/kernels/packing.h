@@ -61,3 +61,41 @@ struct Packing {
                     from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
     }
 };
+
+// Codes [outputs, inputs], and scales and offsets [outputs, inputs / size], as panels of groups.
+struct GroupPacking {
+    const uint8_t* codes;
+    const float *scales, *offsets;
+    Groups groups;
+    Packing<float> order;  // of the outputs; its weights are not read
+    bool dotted;
+
+    void pack(int panel, uint8_t* to) const {
+        const int size = groups.size, count = order.inputs / size;
+        to += size_t(panel) * count * groups.bytes();
+        std::fill(to, to + size_t(count) * groups.bytes(), uint8_t{0});
+        for (int group = 0; group < count; ++group, to += groups.bytes())
+            for (int lane = 0; lane < WIDTH; ++lane) {
+                const int row = order.output(panel, lane);
+                if (row < 0) continue;
+                const size_t at = size_t(row) * count + group;
+                put_factor(to, lane, scales[at]);
+                if (!groups.centred) put_factor(to, WIDTH + lane, offsets[at]);
+                const uint8_t* from = codes + size_t(row) * order.inputs + size_t(group) * size;
+                for (int k = 0; k < size; ++k) {
+                    const CodePlace place = dotted ? dotted_code_place(groups, k, lane) : code_place(groups, k, lane);
+                    const uint8_t code = groups.bits == 8 && groups.centred ? from[k] ^ 128 : from[k];
+                    to[groups.header() + place.byte] |= uint8_t(code << place.shift);
+                }
+            }
+    }
+
+private:
+    void put_factor(uint8_t* to, int at, float x) const {
+        const _Float16 half = _Float16(x);
+        if (groups.halves)
+            std::memcpy(to + at * sizeof half, &half, sizeof half);
+        else
+            std::memcpy(to + at * sizeof x, &x, sizeof x);
+    }
+};
