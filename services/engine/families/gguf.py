@@ -69,14 +69,17 @@ def _q6_k(blocks: torch.Tensor) -> Factors:
 
 
 def _nibbles(quants: torch.Tensor) -> torch.Tensor:
-    """The lower halves of all bytes, then the upper ones."""
-    return torch.cat([quants & 15, quants >> 4], dim=1)
+    """The lower halves of all bytes of a block, then the upper ones."""
+    words = quants.contiguous().view(torch.int32)  # four bytes at once: torch shifts single bytes slowly
+    codes = torch.empty(len(words), 2, words.shape[1], dtype=torch.int32)
+    torch.bitwise_and(words, 0x0F0F0F0F, out=codes[:, 0])
+    torch.bitwise_and(words >> 4, 0x0F0F0F0F, out=codes[:, 1])
+    return codes.view(torch.uint8).view(len(words), -1)
 
 
 def _halves_of_64(quants: torch.Tensor) -> torch.Tensor:
     """For each 32 bytes, the same."""
-    parts = quants.reshape(-1, 4, 32)
-    return torch.stack([parts & 15, parts >> 4], dim=2).reshape(-1, 256)
+    return _nibbles(quants.reshape(-1, 32)).view(-1, 256)
 
 
 def _fifth_bits(quants: torch.Tensor) -> torch.Tensor:

@@ -78,22 +78,18 @@ inline Vector codes(const uint8_t* block, int vector, int slot) {
 #endif
 }
 
-// The places of a code: its byte in the group and its first bit there.
-struct CodePlace {
-    int byte, shift;
+// What a byte of a block has: the codes of a column at one depth, and at another in its upper half if codes have four
+// bits.
+struct CodeByte {
+    int column, depth, upper;
 };
 
-inline CodePlace code_place(int bits, int vectors, int block, int vector, int lane, int slot) {
-    const int begin = block * vectors * LANES * SLOTS * bits / 8;
-    if (bits == 8) return {begin + (slot * vectors + vector) * LANES + lane, 0};
-    return {begin + (vector * LANES + lane) * 4 + slot / 2, slot % 2 * 4};
-}
-inline CodePlace code_place(const Groups& groups, int k, int column) {
-    return code_place(groups.bits, 2, k / SLOTS, column / LANES, column % LANES, k % SLOTS);
-}
-inline CodePlace dotted_code_place(const Groups& groups, int k, int column) {
-    const int pair = 2 * column + k % 2;
-    return code_place(groups.bits, 4, k / STEP, pair / LANES, pair % LANES, k % STEP / 2);
+inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
+    const int vectors = dotted ? 4 : 2;
+    const int place = groups.bits == 8 ? byte % (vectors * LANES) : byte / 4;  // a lane of one of the vectors
+    const int slot = groups.bits == 8 ? byte / (vectors * LANES) : byte % 4 * 2;
+    if (!dotted) return {place, slot, slot + 1};
+    return {place / 2, 2 * slot + place % 2, 2 * slot + 2 + place % 2};
 }
 
 // Calls work.template operator()<bits, centred>().

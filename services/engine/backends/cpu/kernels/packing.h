@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "dots.h"
 
@@ -71,23 +72,32 @@ struct GroupPacking {
     bool dotted;
 
     void pack(int panel, uint8_t* to) const {
-        const int size = groups.size, count = order.inputs / size;
+        const int size = groups.size, count = order.inputs / size, step = dotted ? STEP : SLOTS;
+        const bool short_codes = groups.bits == 4;
+        const uint8_t flip = groups.centred && !short_codes ? 128 : 0;
+        std::vector<CodeByte> block(WIDTH * step * groups.bits / 8);
+        for (size_t i = 0; i < block.size(); ++i) block[i] = code_byte(groups, dotted, int(i));
+        const std::vector<uint8_t> none(order.inputs, 0);
+        const uint8_t* rows[WIDTH];
+        for (int lane = 0; lane < WIDTH; ++lane) {
+            const int row = order.output(panel, lane);
+            rows[lane] = row < 0 ? none.data() : codes + size_t(row) * order.inputs;
+        }
         to += size_t(panel) * count * groups.bytes();
-        std::fill(to, to + size_t(count) * groups.bytes(), uint8_t{0});
-        for (int group = 0; group < count; ++group, to += groups.bytes())
+        for (int group = 0; group < count; ++group) {
             for (int lane = 0; lane < WIDTH; ++lane) {
                 const int row = order.output(panel, lane);
-                if (row < 0) continue;
                 const size_t at = size_t(row) * count + group;
-                put_factor(to, lane, scales[at]);
-                if (!groups.centred) put_factor(to, WIDTH + lane, offsets[at]);
-                const uint8_t* from = codes + size_t(row) * order.inputs + size_t(group) * size;
-                for (int k = 0; k < size; ++k) {
-                    const CodePlace place = dotted ? dotted_code_place(groups, k, lane) : code_place(groups, k, lane);
-                    const uint8_t code = groups.bits == 8 && groups.centred ? from[k] ^ 128 : from[k];
-                    to[groups.header() + place.byte] |= uint8_t(code << place.shift);
-                }
+                put_factor(to, lane, row < 0 ? 0 : scales[at]);
+                if (!groups.centred) put_factor(to, WIDTH + lane, row < 0 ? 0 : offsets[at]);
             }
+            to += groups.header();
+            for (int k = group * size; k < (group + 1) * size; k += step)
+                for (const CodeByte& from : block) {
+                    const uint8_t* row = rows[from.column] + k;
+                    *to++ = short_codes ? row[from.depth] | row[from.upper] << 4 : row[from.depth] ^ flip;
+                }
+        }
     }
 
 private:
