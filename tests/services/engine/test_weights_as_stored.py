@@ -51,15 +51,15 @@ def jobs() -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_are_those_of_the_widened_weights(folder: Path, dtype: str) -> None:
-    settings = replace(SETTINGS, dtype=dtype)
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, dtype="bfloat16")], ids=["float32", "bfloat16"])
+def test_bits_are_those_of_the_widened_weights(folder: Path, settings: EngineSettings) -> None:
     found = []
-    for weights in ("auto", "dtype"):
-        engine = Engine.load(folder, replace(settings, weights=weights))
+    variants: list[EngineSettings] = [replace(settings, weights="auto"), replace(settings, weights="dtype")]
+    for variant in variants:
+        engine = Engine.load(folder, variant)
         assert isinstance(engine.decoder, CpuDecoder)
         kind = engine.decoder._packed.layers[0].down.kind.name
-        assert kind.startswith("GROUPS") == (weights == "auto")
+        assert kind.startswith("GROUPS") == (variant.weights == "auto")
         together = Driver(engine, max_batch=4).run(jobs())
         alone = [Driver(engine).run([job])[0] for job in jobs()]
         assert [job.logprobs for job in alone] == [job.logprobs for job in together]
