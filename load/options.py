@@ -28,7 +28,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path = field(default_factory=user_cache)
-    weights: Literal["dtype", "int8"] = "dtype"
+    weights: Literal["auto", "dtype", "int8"] = "auto"
     fast_path: bool = True  # False: transformers' own layers
     kv_cache_dtype: KVCacheDtype = "auto"
 

@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS | LONG), help="only this kind; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     about = "compare formats of keys and values; may be repeated"
     parser.add_argument("--kv-cache-dtype", action="append", choices=KV_CACHE_DTYPES, help=about)
     given = parser.parse_args(arguments)
@@ -98,7 +98,12 @@ def _variants(
     if spec is None:
         raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
-        setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
+        setup = loading.cpu_setup(
+            spec,
+            open_weights(spec, folder, as_stored=loading.executes_as_stored(settings)),
+            settings,
+            figures.max_model_len,
+        )
         library = kernels(options.cache_dir, source)
         packed = pack_model(replace(setup, library=library))
         for kept in formats:

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
     add_model(parser)
     add_numerics(parser)
-    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")

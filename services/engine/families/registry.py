@@ -53,9 +53,12 @@ def spec_of(config: Any) -> DecoderSpec | None:
     return family.read_spec(config) if family and not quantized else None
 
 
-def open_weights(spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE) -> DecoderWeights:
-    """The weights of a model with this spec, from a folder with safetensors or from tensors. Raises ModelError."""
-    tensors = Checkpoint(source) if isinstance(source, Path) else source
+def open_weights(
+    spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE, as_stored: bool = False
+) -> DecoderWeights:
+    """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
+    have QuantizedWeights. Raises ModelError."""
+    tensors = Checkpoint(source, as_stored) if isinstance(source, Path) else source
     return FAMILIES[spec.family](spec, tensors, shard)
 
 

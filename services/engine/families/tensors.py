@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 
+from services.engine.families.gguf import FORMATS, read_blocks
+from services.engine.families.quantized import Weight, quantize
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
+from services.models.contents import BLOCKS
 
 DEVIATION = 0.02  # of random weights; families are initialised with it
 
@@ -27,6 +31,10 @@ class Tensors(Protocol):
         """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
         ...
 
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """The same for a product's weight, as the source stores it."""
+        ...
+
     def rows(self, name: str) -> int:
         """How many rows a tensor has. Raises ModelError if it is absent."""
         ...
@@ -35,8 +43,9 @@ class Tensors(Protocol):
 class Checkpoint:
     """The tensors of a transformers folder with safetensors."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError for a folder without safetensors."""
+    def __init__(self, folder: Path, as_stored: bool = False) -> None:
+        """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
+        without safetensors."""
         index = folder / "model.safetensors.index.json"
         if index.exists():
             files: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -50,6 +59,11 @@ class Checkpoint:
         self.bytes_read = 0
         self._files = names
         self._opened: dict[Path, Any] = {}
+        self._blocks: Any = None
+        self.kinds: dict[str, str] = {}  # ggml's type of each weight that is read as it is stored
+        if as_stored and (folder / BLOCKS).exists():
+            self._blocks = safe_open(folder / BLOCKS, framework="pt")
+            self.kinds = self._blocks.metadata()
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -60,6 +74,15 @@ class Checkpoint:
         tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
         self.bytes_read += tensor.nbytes
         return tensor
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors. For some columns, whole rows of blocks are read."""
+        if name not in self.kinds:
+            return self.read(name, rows, columns)
+        part = self._blocks.get_slice(name)
+        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
+        self.bytes_read += stored.nbytes
+        return read_blocks(self.kinds[name], stored).part(columns=columns)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
@@ -81,7 +104,15 @@ class RandomTensors:
     Weights are normal, since products of zeros are faster than those of numbers. Norms multiply by about 1.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, deviation: float = DEVIATION) -> None:
+    def __init__(
+        self,
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        deviation: float = DEVIATION,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kinds`: ggml's types of weights that are quantised."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
@@ -95,6 +126,7 @@ class RandomTensors:
         self._dtype = dtype
         self._device = device
         self._deviation = deviation
+        self._kinds = kinds or {}
         self.bytes_read = 0
 
     def __contains__(self, name: str) -> bool:
@@ -102,14 +134,21 @@ class RandomTensors:
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors. The whole tensor is drawn, even if a part is asked for."""
+        weight = self.weight(name, rows, columns)
+        return weight if isinstance(weight, torch.Tensor) else weight.dequantize(self._dtype)
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors."""
         shape = self._shape(name)
+        if name in self._kinds:
+            bits, group, *_ = FORMATS[self._kinds[name]]
+            return quantize(self._draw(name, shape), bits, group).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
             first, end = rows or (0, shape[0])
             part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
-            self.bytes_read += part.nbytes
-            return part
-        tensor = self._draw(name, shape) + self._norms.get(name, 0.0)
-        part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor
+        else:
+            drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
+            part = drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
         self.bytes_read += part.nbytes
         return part
 

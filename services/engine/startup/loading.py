@@ -61,7 +61,7 @@ def load_decoder(
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"sdpa {FALLBACK}"
     needed = "is served on the fast path only, which this model is not on here"
-    if settings.weights != "dtype":
+    if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} {needed}")
     if settings.kv_cache_dtype != "auto":
         raise SettingsError(f"kv_cache_dtype={settings.kv_cache_dtype} {needed}; use auto")
@@ -97,7 +97,7 @@ def load_fast(
     device = devices.choose_device(settings)
     need_kernels(settings, device)
     spec = spec.for_length(length)
-    weights = open_weights(spec, source, layout.shard)
+    weights = open_weights(spec, source, layout.shard, executes_as_stored(settings))
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
@@ -119,6 +119,11 @@ def cpu_setup(
     kept = torch.int8 if settings.weights == "int8" else dtype
     library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
     return CpuSetup(library, spec, weights, kept, cached, torch.get_num_threads(), length, allocate)
+
+
+def executes_as_stored(settings: EngineSettings) -> bool:
+    """Whether the fast path keeps weights as the checkpoint stores them."""
+    return settings.weights == "auto" and devices.choose_device(settings).type == "cpu"
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
@@ -181,7 +186,7 @@ def choose_length(own: int, asked: int) -> int:
 def _check_formats(settings: EngineSettings, device: torch.device) -> None:
     if device.type == "cpu":
         return
-    if settings.weights != "dtype":
+    if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")
     dtype = devices.choose_dtype(settings, device)
     if devices.choose_cache_dtype(settings, dtype) != dtype:

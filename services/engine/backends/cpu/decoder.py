@@ -34,7 +34,7 @@ class CpuDecoder(RankDecoder):
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
         self.weight_dtype, self.cache_dtype = packed.kind.dtype, packed.cache_dtype
         self.backend = "native"
-        if packed.kind == WeightKind.BFLOAT16_DOTS:
+        if packed.kind.has_bfloat16_rows:
             self.backend += f" {packed.units}"
         if packed.kind == WeightKind.INT8:
             self.backend += " int8"

@@ -156,9 +156,10 @@ def read_settings(written: str) -> EngineSettings:
 def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
     """Where the verdict is kept: a name made from all that a trial depends on."""
     dtype = devices.choose_dtype(settings, device)
-    stored = open_weights(spec, folder).stored
+    weights = open_weights(spec, folder, as_stored=loading.executes_as_stored(settings))
+    stored = weights.stored, sorted(weights.kinds.items())
     kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
-    kind = (dtype, stored, *kept, settings.batch_invariant, settings.block_size)
+    kind = (dtype, *stored, *kept, settings.batch_invariant, settings.block_size)
     versions = [version(name) for name in ("torch", "transformers")]
     digest = hashlib.sha256(repr((_machine(device, settings), kind, versions)).encode())
     digest.update((folder / "config.json").read_bytes())
