@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.llama import Llama
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.layout import Shard
 from services.files import write_atomically
@@ -32,13 +33,12 @@ WHOLE = Shard()
 def spec_of(config: Any) -> DecoderSpec | None:
     """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
     family = FAMILIES.get(config.model_type)
-    quantized = getattr(config, "quantization_config", None)  # its tensors are codes, not numbers
-    return family.read_spec(config) if family and not quantized else None
+    return family.read_spec(config) if family else None
 
 
 def open_weights(spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE) -> DecoderWeights:
     """The weights of a model with this spec, from a folder with safetensors or from tensors. Raises ModelError."""
-    tensors = Checkpoint(source) if isinstance(source, Path) else source
+    tensors = open_folder(source) if isinstance(source, Path) else source
     return FAMILIES[spec.family](spec, tensors, shard)
 
 

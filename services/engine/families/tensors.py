@@ -19,7 +19,8 @@ DEVIATION = 0.02  # of random weights; families are initialised with it
 class Tensors(Protocol):
     """Tensors by name. `bytes_read` counts what was asked for so far."""
 
-    bytes_read: int
+    @property
+    def bytes_read(self) -> int: ...
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -50,6 +51,11 @@ class Checkpoint:
         self.bytes_read = 0
         self._files = names
         self._opened: dict[Path, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

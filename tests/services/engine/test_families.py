@@ -66,7 +66,6 @@ def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}),
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
         ("mistral", {"sliding_window": 16}),
