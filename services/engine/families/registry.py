@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
@@ -19,7 +20,7 @@ from services.engine.families.olmo2 import Olmo2
 from services.engine.families.phi3 import Phi3
 from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.layout import Shard
 from services.files import write_atomically
@@ -49,8 +50,7 @@ WHOLE = Shard()
 def spec_of(config: Any) -> DecoderSpec | None:
     """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
     family = FAMILIES.get(config.model_type)
-    quantized = getattr(config, "quantization_config", None)  # its tensors are codes, not numbers
-    return family.read_spec(config) if family and not quantized else None
+    return family.read_spec(config) if family else None
 
 
 def open_weights(
@@ -58,7 +58,7 @@ def open_weights(
 ) -> DecoderWeights:
     """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
     have QuantizedWeights. Raises ModelError."""
-    tensors = Checkpoint(source, as_stored) if isinstance(source, Path) else source
+    tensors = open_folder(source, as_stored) if isinstance(source, Path) else source
     return FAMILIES[spec.family](spec, tensors, shard)
 
 

@@ -23,7 +23,13 @@ DEVIATION = 0.02  # of random weights; families are initialised with it
 class Tensors(Protocol):
     """Tensors by name. `bytes_read` counts what was asked for so far."""
 
-    bytes_read: int
+    @property
+    def bytes_read(self) -> int: ...
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Bits, and inputs of a group (0: all), of each weight that is read as it is stored."""
+        ...
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -60,10 +66,16 @@ class Checkpoint:
         self._files = names
         self._opened: dict[Path, Any] = {}
         self._blocks: Any = None
-        self.kinds: dict[str, str] = {}  # ggml's type of each weight that is read as it is stored
+        self._kinds: dict[str, str] = {}  # ggml's types
         if as_stored and (folder / BLOCKS).exists():
             self._blocks = safe_open(folder / BLOCKS, framework="pt")
-            self.kinds = self._blocks.metadata()
+            self._kinds = self._blocks.metadata()
+        self.groups = {name: FORMATS[kind][:2] for name, kind in self._kinds.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -77,12 +89,12 @@ class Checkpoint:
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
         """See Tensors. For some columns, whole rows of blocks are read."""
-        if name not in self.kinds:
+        if name not in self._kinds:
             return self.read(name, rows, columns)
         part = self._blocks.get_slice(name)
         stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
         self.bytes_read += stored.nbytes
-        return read_blocks(self.kinds[name], stored).part(columns=columns)
+        return read_blocks(self._kinds[name], stored).part(columns=columns)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
@@ -110,9 +122,9 @@ class RandomTensors:
         dtype: torch.dtype,
         device: torch.device,
         deviation: float = DEVIATION,
-        kinds: Mapping[str, str] | None = None,
+        groups: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`kinds`: ggml's types of weights that are quantised."""
+        """`groups`: of weights that are quantised, see Tensors."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
@@ -126,7 +138,7 @@ class RandomTensors:
         self._dtype = dtype
         self._device = device
         self._deviation = deviation
-        self._kinds = kinds or {}
+        self.groups = dict(groups or {})
         self.bytes_read = 0
 
     def __contains__(self, name: str) -> bool:
@@ -140,9 +152,9 @@ class RandomTensors:
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
         """See Tensors."""
         shape = self._shape(name)
-        if name in self._kinds:
-            bits, group, *_ = FORMATS[self._kinds[name]]
-            return quantize(self._draw(name, shape), bits, group).part(rows, columns)
+        if name in self.groups:
+            bits, group = self.groups[name]
+            return quantize(self._draw(name, shape), bits, group or shape[1]).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
             first, end = rows or (0, shape[0])
             part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])

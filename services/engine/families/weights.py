@@ -107,9 +107,9 @@ class DecoderWeights(ABC):
         return self._read(self.embedding_name, rows=(0, 1)).dtype
 
     @property
-    def kinds(self) -> dict[str, str]:
-        """By name, the types of weights that are read as they are stored."""
-        return getattr(self._tensors, "kinds", {})
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        return self._tensors.groups
 
     def embedding(self) -> Table:
         """The embedding of tokens."""

@@ -96,7 +96,6 @@ def test_longrope_is_chosen_by_the_longest_request(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}),
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
         ("granite", {"mlp_bias": True}),

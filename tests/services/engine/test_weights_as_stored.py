@@ -70,7 +70,7 @@ def test_bits_are_those_of_the_widened_weights(folder: Path, settings: EngineSet
 def test_the_default_model_keeps_all_products_as_they_are_stored(default_model: Path) -> None:
     stored = Checkpoint(default_model, as_stored=True)
     products = [name for name, weight in load_file(default_model / "model.safetensors").items() if weight.ndim == 2]
-    assert set(products) == set(stored.kinds)
+    assert set(products) == set(stored.groups)
     for name in products[::30]:
         weight = stored.weight(name)
         assert not isinstance(weight, torch.Tensor)

@@ -57,7 +57,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     spec = spec.for_length(longest)
     weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
     kept = weights.stored if dtype == torch.float32 else dtype
-    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.kinds)
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
     place_by_position(model, longest)

@@ -157,7 +157,7 @@ def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: tor
     """Where the verdict is kept: a name made from all that a trial depends on."""
     dtype = devices.choose_dtype(settings, device)
     weights = open_weights(spec, folder, as_stored=loading.executes_as_stored(settings))
-    stored = weights.stored, sorted(weights.kinds.items())
+    stored = weights.stored, sorted(weights.groups.items())
     kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
     kind = (dtype, *stored, *kept, settings.batch_invariant, settings.block_size)
     versions = [version(name) for name in ("torch", "transformers")]
