@@ -11,7 +11,6 @@ import pytest
 import torch
 from driver import Driver, Job
 from safetensors.torch import load_file, save_file
-from test_engine import seeded_jobs
 from tiny_models import make_tiny_model
 
 from load.bench.engine.perplexity import perplexity, text_ids
@@ -105,13 +104,6 @@ def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
     assert all("not finite" in (job.failed or "") for job in bad)
     whole = driver.run([Job("all/0", [5] * 60, dataclasses.replace(sampling, max_new_tokens=2))])[0]
     assert whole.failed is None
-
-
-def test_a_prefix_of_another_request_is_as_good(tiny_model: Callable[[str], Path]) -> None:
-    """Tokens are the same with the blocks that another batch has written, and with prompt log probabilities."""
-    engine = Engine.load(tiny_model("llama"), dataclasses.replace(INT8, block_size=4, kv_blocks=256))
-    alone = [Driver(engine).run([job])[0].output for job in seeded_jobs()]
-    assert [job.output for job in Driver(engine, random.Random(5)).run(seeded_jobs())] == alone
 
 
 def test_transformers_layers_refuse_it(tiny_model: Callable[[str], Path]) -> None:
