@@ -52,6 +52,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "OLMoE 1B-7B": ("olmoe", {}),
+    "Qwen3 30B-A3B": ("qwen3_moe", {"head_dim": 128, "norm_topk_prob": True}),
     "OLMo 2 1B": ("olmo2", _WIDE),
     "Phi-4-mini": (
         "phi3",

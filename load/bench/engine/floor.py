@@ -32,7 +32,7 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values.
-    `windows`: see DecoderSpec."""
+    `windows`: see DecoderSpec. Of the matrices of `experts`, a token is multiplied by `routed[0]` in `routed[1]`."""
 
     layers: int
     projections: tuple[Matrix, ...]
@@ -43,24 +43,32 @@ class ModelShape:
     weight_bytes: int  # of one number of the weights
     kv_bytes: int  # of one head's key or value of a token
     windows: tuple[int, ...] = ()
+    experts: tuple[Matrix, ...] = ()
+    routed: tuple[int, int] = (1, 1)
 
     @classmethod
     def of(cls, config: Any, weights: torch.dtype, kept: torch.dtype) -> ModelShape:
         """From a text model's config, with weights and KV in these dtypes; no weights are created.
 
-        Raises ValueError for weights that are neither an embedding nor a projection of every token.
+        Raises ValueError for weights that are neither an embedding, nor a projection of every token, nor experts.
         """
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         output = model.get_output_embeddings()
         sizes: Counter[tuple[int, int]] = Counter()
+        experts: Counter[tuple[int, int]] = Counter()
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Embedding) or module is output:
                 continue
             for parameter in module.parameters(recurse=False):
                 if parameter.ndim < 2:
                     continue
-                if not isinstance(module, torch.nn.Linear | Conv1D):
+                kind = type(module).__name__
+                if kind.endswith("Experts") and parameter.ndim == 3:
+                    count, outputs, inputs = parameter.shape
+                    experts[inputs, outputs] += count
+                    continue
+                if not isinstance(module, torch.nn.Linear | Conv1D) and not kind.endswith("Router"):
                     raise ValueError(f"{config.model_type}: the operations of {name} are not known")
                 sizes[_size(module)] += 1
         heads = config.num_attention_heads
@@ -75,12 +83,15 @@ class ModelShape:
             weight_bytes=int(weights.itemsize),
             kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
             windows=windows_of(config),
+            experts=tuple(Matrix(*size, count) for size, count in experts.items()),
+            routed=(config.num_experts_per_tok, config.num_experts) if experts else (1, 1),
         )
 
     @property
     def stored(self) -> int:
-        """The bytes of all weights that an iteration reads."""
-        return sum(matrix.elements for matrix in (*self.projections, self.output)) * self.weight_bytes
+        """The bytes of all weights that an iteration of many tokens reads."""
+        matrices = (*self.projections, *self.experts, self.output)
+        return sum(matrix.elements for matrix in matrices) * self.weight_bytes
 
     @property
     def widest(self) -> tuple[int, int]:
@@ -131,13 +142,19 @@ class Operation:
 def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
     """The operations of an iteration over these spans.
 
-    A projection reads its weights once. The output matrix is multiplied by the rows that sample. Attention reads each
+    A projection reads its weights once. Of the experts, those are read that some token goes to: as many as are expected
+    if all are equally likely. The output matrix is multiplied by the rows that sample. Attention reads each
     key and value of a request once (those of the iteration are written instead) and takes 4 * head_dim operations for
     each head, query and key. Activations, norms, rotary embeddings, the embedding's rows and the sampler are left out.
     """
     tokens = sum(span.tokens for span in spans)
     for matrix in shape.projections:
         yield _product("projections", shape, matrix, tokens)
+    chosen, count = shape.routed
+    read = 1.0 - (1.0 - chosen / count) ** tokens
+    for matrix in shape.experts:
+        moved = round(read * matrix.elements) * shape.weight_bytes
+        yield Operation("projections", moved, 2 * tokens * matrix.elements * chosen // count)
     if sampled := sum(span.samples for span in spans):
         yield _product("output", shape, shape.output, sampled)
     layers = Counter(shape.windows or [0] * shape.layers)

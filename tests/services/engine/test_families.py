@@ -46,6 +46,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows and fused products": ("phi3", {"sliding_window": 5}),
     "a window longer than requests": ("phi3", {"sliding_window": 300}),
     "a bias in attention, factors": ("granite", {"attention_bias": True}),
+    "layers with an MLP beside layers of experts": ("qwen3_moe", {"mlp_only_layers": [0]}),
+    "shares of the chosen experts alone": ("qwen3_moe", {"norm_topk_prob": True}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama3 rope": (
         "llama",
@@ -101,6 +103,7 @@ def test_longrope_is_chosen_by_the_longest_request(
         ("granite", {"mlp_bias": True}),
         ("granitemoehybrid", {"num_local_experts": 4}),
         ("granitemoehybrid", {"position_embedding_type": None}),
+        ("olmoe", {"clip_qkv": 1.0}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

@@ -99,9 +99,21 @@ def test_gate_and_up_lie_side_by_side() -> None:
     assert ModelShape.of(config, torch.float32, torch.float32).widest == (64, 256)
 
 
-def test_weights_that_not_every_token_reads_are_refused() -> None:
-    config = AutoConfig.for_model("mixtral", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
-    with pytest.raises(ValueError, match=r"mixtral: the operations of .*mlp"):
+def test_only_experts_that_a_token_goes_to_are_read() -> None:
+    config = AutoConfig.for_model("mixtral", vocab_size=320, **FAMILIES["mixtral"])
+    shape = ModelShape.of(config, torch.bfloat16, torch.bfloat16)
+    assert shape.experts == (Matrix(64, 256, 16), Matrix(128, 64, 16))
+    assert shape.routed == (2, 8)
+    assert Matrix(64, 8, 2) in shape.projections
+    one, two = (list(operations(shape, [Span(7, 1)] * count)) for count in (1, 2))
+    up = len(shape.projections)
+    assert one[up] == Operation("projections", 64 * 256 * 4 * 2, 2 * 64 * 256 * 4)
+    assert two[up] == Operation("projections", 64 * 256 * 7 * 2, 2 * 2 * 64 * 256 * 4)  # 8 * (1 - 0.75^2) = 3.5 a layer
+
+
+def test_weights_of_unknown_use_are_refused() -> None:
+    config = AutoConfig.for_model("gpt_oss", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
+    with pytest.raises(ValueError, match=r"gpt_oss: the operations of .*mlp"):
         ModelShape.of(config, torch.float32, torch.float32)
 
 
