@@ -15,6 +15,18 @@ MERGED = "the quick brown fox and the lazy dog; what is the capital of france? h
 
 _WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+# Tied to the embedding, whose scale is large, the output would repeat the input's token.
+_GEMMA = {
+    **_GROUPED,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": False,
+}
+_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
@@ -45,6 +57,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
     "gpt2": _GPT,
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
+    "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},
     "gemma": _GROUPED,

@@ -71,7 +71,8 @@ class Recorder(Observer):
         self._requests: dict[str, RequestFrame] = {}  # those that have run and have not ended
         self._undescribed: list[RequestFrame] = []
         self._described_at = 0.0  # when all of them were described last
-        self._started: dict[int, IterationFrame] = {}  # by step
+        self._started: dict[int, tuple[float, IterationFrame]] = {}  # by step, with the time of the selection
+        self._until = 0.0  # when the last iteration that has finished ended
         self._frames: list[IterationFrame] = []
         self._ended: list[tuple[int, str]] = []  # not in a frame yet
 
@@ -92,14 +93,20 @@ class Recorder(Observer):
             requests.append((frame.n, count, work_of(request, count).value))
         preempted = [self._requests[id].n for id in iteration.released if id in self._requests and find(id)]
         blocks = self._scheduler.num_held_blocks
-        self._started[iteration.step] = IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted)
+        self._started[iteration.step] = (
+            self._wall(),
+            IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted),
+        )
 
     def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
-        """Note the result of an iteration, `seconds` after its start."""
-        frame = self._started.pop(iteration.step, None)
+        """Note the result of an iteration, `seconds` after its start: when it was selected, or when the one before it
+        ended. This may be called later than the result came."""
+        selected, frame = self._started.pop(iteration.step, (0.0, None))
         if frame is None:  # it was started before anybody watched
             return
-        at = round((self._wall() - seconds) * 1000)
+        begin = max(selected, self._until)
+        self._until = begin + seconds
+        at = round(begin * 1000)
         ended, self._ended = [*self._ended, *frame.ended], []
         ms = round(seconds * 1000, 2)
         self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
@@ -117,7 +124,7 @@ class Recorder(Observer):
         """Return the list of ends in which that of a request belongs: of the iteration in flight that still computes
         it, if there is one, otherwise of the last iteration that has finished.
         """
-        for frame in reversed(self._started.values()):
+        for _, frame in reversed(self._started.values()):
             if any(n == computed for computed, _, _ in frame.requests):
                 return frame.ended
         return self._frames[-1].ended if self._frames else self._ended

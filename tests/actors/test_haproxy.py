@@ -19,7 +19,8 @@ from actors.front_door import connection_limits
 from actors.haproxy import MARK
 from services.settings.settings import Settings
 
-EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+# without `close`, HAProxy may send the next request over this connection, which the backend closes
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def unserved(answer: httpx.Response) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from load.bench.engine.rates import MachineRates
+from services.engine.batch.kv_cache import scale_numbers
 from services.engine.families.llama import windows_of
 
 
@@ -40,7 +41,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     weight_bytes: int  # of one number of the weights
-    kv_bytes: int  # of one number of keys and values
+    kv_bytes: int  # of one head's key or value of a token
     windows: tuple[int, ...] = ()
     experts: tuple[Matrix, ...] = ()
     routed: tuple[int, int] = (1, 1)
@@ -71,15 +72,16 @@ class ModelShape:
                     raise ValueError(f"{config.model_type}: the operations of {name} are not known")
                 sizes[_size(module)] += 1
         heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(
             layers=config.num_hidden_layers,
             projections=tuple(Matrix(*size, count) for size, count in sizes.items()),
             output=Matrix(*_size(output), 1),
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=head_dim,
             weight_bytes=int(weights.itemsize),
-            kv_bytes=int(kept.itemsize),
+            kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
             windows=windows_of(config),
             experts=tuple(Matrix(*size, count) for size, count in experts.items()),
             routed=(config.num_experts_per_tok, config.num_experts) if experts else (1, 1),
@@ -161,7 +163,7 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
         keys = sum(count * span.keys(window) for window, count in layers.items())
         yield Operation(
             "attention",
-            positions * 2 * shape.kv_heads * shape.head_dim * shape.kv_bytes,
+            positions * 2 * shape.kv_heads * shape.kv_bytes,
             keys * 4 * shape.heads * shape.head_dim,
         )
 

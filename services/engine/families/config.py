@@ -7,19 +7,28 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from services.engine.checkpoints.methods import format_of
 from services.errors import ModelError
 
 # layers whose state is keys and values
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
+INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
+
 
 def load_config(folder: Path) -> Any:
-    """The config of the text model in `folder`. Raises ModelError if it has a feature that is not served."""
+    """The config of the text model in `folder`, without its quantization: `open_folder` returns tensors that fit it.
+    Raises ModelError if it has a feature that is not served."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder} holds no model that transformers can read: {error}") from error
     _check(config)
+    if format_of(folder):  # raises for a method that is not served
+        if config.model_type in INPUTS_FIRST:
+            raise ModelError(f"{config.model_type}: quantized checkpoints of weights [inputs, outputs] are not served")
+        for each in ("quantization_config", "compression_config"):
+            config.__dict__.pop(each, None)
     return config
 
 

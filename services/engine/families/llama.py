@@ -53,8 +53,8 @@ class Llama(DecoderWeights):
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
             qkv=self._qkv(layer),
-            query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
-            key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
+            query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
+            key_norm=self._head_norm(f"{layer}.self_attn.k_norm"),
             output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
             mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
             up=self._up(layer),
@@ -83,15 +83,18 @@ def windows_of(config: Any) -> tuple[int, ...]:
     return windows if any(windows) else ()
 
 
-def rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
-    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config."""
-    kind = config.rope_parameters["rope_type"]
+def rotary_frequencies(config: Any, layer_type: str | None = None) -> tuple[tuple[float, ...], float]:
+    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config; `layer_type`: of these layers, if
+    each type has its own."""
+    rope = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+    kind = rope["rope_type"]
     if kind != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config)
+        of_type = {"layer_type": layer_type} if layer_type else {}
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, **of_type)
         return tuple(frequencies.tolist()), scale
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dim = int(dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
+    dim = int(dim * rope.get("partial_rotary_factor", 1.0))
     shares = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    return tuple((1.0 / (config.rope_parameters["rope_theta"] ** shares)).tolist()), 1.0
+    return tuple((1.0 / (rope["rope_theta"] ** shares)).tolist()), 1.0

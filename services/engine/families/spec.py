@@ -66,6 +66,7 @@ class DecoderSpec:
     post_norms: bool = False
     norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
     embedding_scale: float = 1.0  # a factor of the tokens' embeddings
+    rounds_embedding_scale: bool = False  # to the dtype that is served, as transformers' Gemma does
     attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
     logits_scale: float = 1.0
     experts: ExpertsSpec | None = None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from services.engine.families.quantized import Weight, stack
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.parallel.layout import RowRange, Shard
@@ -19,8 +20,13 @@ from services.engine.parallel.layout import RowRange, Shard
 class Linear:
     """A product by `weight` [outputs, inputs], plus `bias` [outputs]."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The weight as a tensor of numbers."""
+        return self.weight if isinstance(self.weight, torch.Tensor) else self.weight.dequantize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class LayerWeights:
 class Table(NamedTuple):
     """A shard's rows of an embedding, from row `first` on."""
 
-    rows: torch.Tensor  # [rows, hidden]
+    rows: Weight  # [rows, hidden]
     first: int
 
 
@@ -100,6 +106,11 @@ class DecoderWeights(ABC):
         """The dtype of the weights in the checkpoint, by the embedding's."""
         return self._read(self.embedding_name, rows=(0, 1)).dtype
 
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        return self._tensors.groups
+
     def embedding(self) -> Table:
         """The embedding of tokens."""
         return self._table(self.embedding_name)
@@ -114,14 +125,14 @@ class DecoderWeights(ABC):
         if scale == 1.0:
             return norm
         bias = None if norm.bias is None else norm.bias.to(torch.float32) * scale
-        return Linear(norm.weight.to(torch.float32) * scale, bias)
+        return Linear(norm.numbers.to(torch.float32) * scale, bias)
 
     @property
     def tied(self) -> bool:
         """Whether the vocabulary is the embedding."""
         return "lm_head.weight" not in self._tensors
 
-    def vocabulary(self) -> torch.Tensor:
+    def vocabulary(self) -> Weight:
         """This shard's rows of the product that gives logits [vocab, hidden]."""
         return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
 
@@ -135,23 +146,31 @@ class DecoderWeights(ABC):
 
     def _table(self, name: str) -> Table:
         rows = self._shard.of(self._tensors.rows(name))
-        return Table(self._read(name, rows), rows[0])
+        return Table(self._tensors.weight(name, rows), rows[0])
 
     def _norm(self, name: str) -> Linear:
-        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
+        return Linear(self._norm_weight(name), self._optional(f"{name}.bias"))
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        """The weight of an RMS norm of each head, if there is one."""
+        return self._norm_weight(name) if f"{name}.weight" in self._tensors else None
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        """What a norm multiplies by."""
+        return self._read(f"{name}.weight")
 
     def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
         """Products of the same input, one below the other; of each these rows."""
-        weights = [self._read(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
+        weights = [self._tensors.weight(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
         if f"{names[0]}.bias" not in self._tensors:
-            return Linear(torch.cat(weights))
+            return Linear(stack(weights))
         biases = [self._read(f"{name}.bias", part) for name, part in zip(names, rows, strict=True)]
-        return Linear(torch.cat(weights), torch.cat(biases))
+        return Linear(stack(weights), torch.cat(biases))
 
     def _partial(self, name: str, columns: RowRange) -> Linear:
         """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
-        return Linear(self._read(f"{name}.weight", columns=columns), bias)
+        return Linear(self._tensors.weight(f"{name}.weight", columns=columns), bias)
 
     def _halves(self, count: int) -> list[RowRange]:
         """This shard's rows of both halves of a tensor with 2 * `count` rows."""

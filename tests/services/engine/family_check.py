@@ -42,15 +42,18 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
     return outputs
 
 
-def check_family(folder: Path, settings: EngineSettings = STOCK, shortest: int = 1) -> Engine:
+def check_family(
+    folder: Path, settings: EngineSettings = STOCK, shortest: int = 1, reference: Path | None = None
+) -> Engine:
     """Jobs in order; in random batches and chunks, over scattered blocks and with preemptions; and interrupted and
-    continued by another engine with other blocks. Returns the engine."""
+    continued by another engine with other blocks. `reference`: the folder that `generate()` reads. Returns the
+    engine."""
 
     def jobs() -> list[Job]:
         return make_jobs(random.Random(7), shortest=shortest)
 
     engine = Engine.load(folder, settings)
-    expected = generate(folder, jobs())
+    expected = generate(reference or folder, jobs())
     assert len({token for output in expected for token in output}) > 10  # one token again and again proves little
     assert [job.output for job in Driver(engine).run(jobs())] == expected
     assert [job.output for job in _preempted(engine, jobs(), random.Random(1))] == expected

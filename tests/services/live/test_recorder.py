@@ -157,6 +157,24 @@ def test_each_token_that_is_computed_is_shown_once_and_as_what_it_is(knobs: Knob
         assert sorted(life.seen.preempted) == sorted(life.preempted)
 
 
+def test_an_iteration_begins_when_it_was_selected_or_when_the_one_before_it_ended() -> None:
+    """A loop that gets the processor late tells of the first iteration 40 ms after its end."""
+    seen = watched(knobs=Knobs(1, lookahead=1))
+    seen.script.scheduler.add([claim("a", 1, prompt=4, new=3)])
+    taken: list[tuple[Iteration, float]] = []
+    for selected, seconds in ((1.0, 0.01), (1.002, 0.005)):
+        iteration = seen.script.select()
+        assert iteration
+        seen.time = selected
+        seen.recorder.started(iteration)
+        taken.append((iteration, seconds))
+    for (iteration, seconds), told in zip(taken, (1.05, 1.051), strict=True):
+        seen.time = told
+        seen.recorder.finished(iteration, seen.script.result_of(iteration), seconds)
+    seen.take()
+    assert [(frame["at"], frame["ms"]) for frame in seen.frames] == [(1000, 10.0), (1010, 5.0)]
+
+
 def test_a_prompt_in_chunks_and_its_increments() -> None:
     w = watched(knobs=Knobs(2, token_budget=10))
     w.script.scheduler.add([claim("a", 0, 4, 3), claim("b", 1, 25, 2)])

@@ -20,6 +20,8 @@ from services.engine.parallel.decoder import AllReduce, RankDecoder
 CPU = torch.device("cpu")
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
 
+CACHE_KINDS = (torch.float32, torch.bfloat16, torch.int8)  # CacheKind in batch.h
+
 
 class CpuDecoder(RankDecoder):
     """See RankDecoder. Bits do not depend on the batch, the chunks or the threads."""
@@ -32,7 +34,7 @@ class CpuDecoder(RankDecoder):
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
         self.weight_dtype, self.cache_dtype = packed.kind.dtype, packed.cache_dtype
         self.backend = "native"
-        if packed.kind == WeightKind.BFLOAT16_DOTS:
+        if packed.kind.has_bfloat16_rows:
             self.backend += f" {packed.units}"
         if packed.kind == WeightKind.INT8:
             self.backend += " int8"
@@ -56,6 +58,8 @@ class CpuDecoder(RankDecoder):
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self._embedding, self._positions = packed.embedding, packed.positions
+        scale = torch.tensor(part.embedding_scale)
+        self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
 
@@ -67,7 +71,7 @@ class CpuDecoder(RankDecoder):
         """See Decoder."""
         self._cache = cache
         self._model.heads.block_size = cache.block_size
-        self._model.bfloat16_cache = cache.dtype == torch.bfloat16
+        self._model.cache_kind = CACHE_KINDS.index(cache.dtype)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
 
@@ -87,8 +91,8 @@ class CpuDecoder(RankDecoder):
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
         whole = self._layout.tp == 1
         x[:] = _look_up(self._embedding, batch.input_ids, whole)
-        if self._part.embedding_scale != 1.0:
-            x *= self._part.embedding_scale
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
         if self._positions is not None:
             x += _look_up(self._positions, batch.positions(), whole)
         return x

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import torch
 
-from services.engine.backends.cpu.structs import Experts, Layer, Matrix, Norm
+from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
@@ -24,10 +24,29 @@ class WeightKind(IntEnum):
     BFLOAT16 = 1  # for float32 rows
     INT8 = 2  # with a scale for each output
     BFLOAT16_DOTS = 3  # for bfloat16 rows, on processors with units for them
+    GROUPS = 4  # with a scale for each group of inputs, for float32 rows
+    GROUPS_DOTS = 5  # the same for bfloat16 rows
 
     @property
     def dtype(self) -> torch.dtype:
-        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)[self]
+        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16, torch.uint8, torch.uint8)[self]
+
+    @property
+    def has_bfloat16_rows(self) -> bool:
+        return self in (WeightKind.BFLOAT16_DOTS, WeightKind.GROUPS_DOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroups:
+    """How a matrix keeps its groups; see groups.h."""
+
+    bits: int
+    size: int
+    centred: bool
+    halves: bool
+
+    def struct(self) -> Groups:
+        return Groups(self.bits, self.size, self.centred, self.halves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +59,12 @@ class PackedMatrix:
     inputs: int
     outputs: int
     kind: WeightKind
+    groups: PackedGroups | None = None
 
     def struct(self) -> Matrix:
         """Points at the tensors of this, which must outlive it."""
-        return Matrix(
-            address(self.panels), address(self.scales), address(self.bias), self.inputs, self.outputs, self.kind
-        )
+        tensors = (address(tensor) for tensor in (self.panels, self.scales, self.bias))
+        return Matrix(*tensors, self.inputs, self.outputs, self.kind, self.groups.struct() if self.groups else Groups())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""The structures of kernels/*.h, field for field: Matrix in products.h, Experts in routing.h, Batch and Heads in
-batch.h, the others in model.h."""
+"""The structures of kernels/*.h, field for field: Groups in groups.h, Matrix in products.h, Experts in routing.h, Batch
+and Heads in batch.h, the others in model.h."""
 
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+
+
+class Groups(Structure):
+    _fields_ = (("bits", c_int32), ("size", c_int32), ("centred", c_int32), ("halves", c_int32))
 
 
 class Matrix(Structure):
@@ -14,6 +18,7 @@ class Matrix(Structure):
         ("inputs", c_int32),
         ("outputs", c_int32),
         ("kind", c_int32),
+        ("groups", Groups),
     )
 
 
@@ -72,7 +77,7 @@ class Model(Structure):
         ("layer_norm", c_int32),
         ("norms_all_heads", c_int32),
         ("gated", c_int32),
-        ("bfloat16_cache", c_int32),
+        ("cache_kind", c_int32),
         ("threads", c_int32),
         ("activation", c_int32),
         ("epsilon", c_float),

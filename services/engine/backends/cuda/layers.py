@@ -61,8 +61,8 @@ def library_product(
     if linear.bias is not None:
         assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
         assert out is None, "a product with a bias makes its own tensor"
-        return torch_linear(x, linear.weight, linear.bias)
-    weight = linear.weight.t()
+        return torch_linear(x, linear.numbers, linear.bias)
+    weight = linear.numbers.t()
     if dtype == x.dtype or not len(x):
         return torch.mm(x, weight, out=out).to(dtype)
     return torch.mm(x, weight, out_dtype=dtype, out=out)
@@ -164,7 +164,7 @@ class CudaLayers:
         )
 
     def _table(self, table: Table) -> Table:
-        return Table(self._matrix(table.rows), table.first)
+        return Table(self._matrix(Linear(table.rows).numbers), table.first)
 
     def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
         """The product that gives logits. If it is the embedding, one tensor is both."""
@@ -173,10 +173,10 @@ class CudaLayers:
         return Linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
-        return Linear(self._matrix(linear.weight), None if linear.bias is None else self._matrix(linear.bias))
+        return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
 
     def _norm(self, norm: Linear) -> Linear:
-        return Linear(norm.weight.to(self._device, torch.float32), self._numbers(norm.bias))
+        return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype).contiguous()

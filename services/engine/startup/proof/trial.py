@@ -50,13 +50,14 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     length = min(longest, max(PROMPTS) + SHORT_REQUESTS)
     full = loading.fast_path_spec(folder, settings)
     assert full is not None, f"{folder.name} has no fast path"
-    exact = dtype == torch.float32 and settings.weights == "dtype"
+    exact = dtype == devices.choose_cache_dtype(settings, dtype) == torch.float32 and settings.weights != "int8"
     config = _shortened(load_config(folder), exact)
     spec = spec_of(config)
     assert spec is not None
     spec = spec.for_length(longest)
-    stored = open_weights(full, folder).stored
-    tensors = RandomTensors(config, stored if dtype == torch.float32 else dtype, device, spec.hidden**-0.5)
+    weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
+    kept = weights.stored if dtype == torch.float32 else dtype
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
     place_by_position(model, longest)

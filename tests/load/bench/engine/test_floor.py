@@ -20,7 +20,7 @@ SHAPE = ModelShape(
     kv_heads=2,
     head_dim=5,
     weight_bytes=2,
-    kv_bytes=4,
+    kv_bytes=5 * 4,
 )
 RATES = MachineRates(
     1000.0, (MatrixRate(1, 1000.0, "linear"), MatrixRate(3, 3000.0, "mm"), MatrixRate(9, 2500.0, "mm"))
@@ -90,7 +90,8 @@ def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int
     assert {(m.inputs, m.outputs, m.count) for m in shape.projections} == projections
     assert shape.output == Matrix(64, 320, 1)
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, kv_heads, 16)
-    assert (shape.weight_bytes, shape.kv_bytes) == (2, 4)
+    assert (shape.weight_bytes, shape.kv_bytes) == (2, 16 * 4)
+    assert ModelShape.of(config, torch.bfloat16, torch.int8).kv_bytes == 16 + 4  # with a scale
 
 
 def test_gate_and_up_lie_side_by_side() -> None:

@@ -44,7 +44,7 @@ def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
     return chosen
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "granite", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gemma3_text", "granite", "gpt2"])
 def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model(request.param)
 
@@ -129,14 +129,16 @@ def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
 
 
 def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
-    """Numbers differ from those of one process, but are as good, and the same every time."""
+    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good, and the
+    same every time."""
     ids = text_ids(default_model)[:400]
     exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
     assert exact is not None
     outputs = []
+    short = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
     for rng in (None, random.Random(1)):
-        with RankProcesses(default_model, replace(settings(2, 1), weights="int8")) as ranks:
-            assert ranks.figures.numerics.endswith("native int8 tp2 pp1")
+        with RankProcesses(default_model, short) as ranks:
+            assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
             assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
             outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7), count=4))])
     assert outputs[0] == outputs[1]

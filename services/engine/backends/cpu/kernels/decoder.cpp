@@ -34,7 +34,8 @@ void grow(Numbers& v, size_t size) {
 template <class Work>
 void with_input(const Matrix& matrix, const Work& work) {
 #if defined(HAS_UNITS)
-    if (matrix.kind == WeightKind::BFLOAT16_DOTS) return work.template operator()<Bfloat16Input>();
+    if (matrix.kind == WeightKind::BFLOAT16_DOTS || matrix.kind == WeightKind::GROUPS_DOTS)
+        return work.template operator()<Bfloat16Input>();
 #endif
     work.template operator()<TiledInput>();
 }
@@ -64,7 +65,7 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
+    const int span = std::max(1, span_height(model.heads, model.cache_kind) / model.heads.group());
     // With slices, an expert's weights would be read for each.
     const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
                                    [](const Layer& layer) { return layer.experts.count > 0; });
@@ -154,6 +155,19 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
         all(Packing<bfloat16>{static_cast<const bfloat16*>(weights), outputs, inputs, gated != 0});
     else
         all(Packing<float>{static_cast<const float*>(weights), outputs, inputs, gated != 0});
+}
+
+// How many bytes a panel of groups has.
+int orca_group_panel_size(const Groups* groups, int inputs) { return inputs / groups->size * groups->bytes(); }
+
+// Packs weights in groups into panels of `kind`; see orca_pack.
+void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const Groups* groups, int outputs,
+                      int inputs, WeightKind kind, int gated, int threads, uint8_t* panels) {
+    const Packing<float> order{nullptr, outputs, inputs, gated != 0};
+    const GroupPacking packing{codes, scales, offsets, *groups, order, kind == WeightKind::GROUPS_DOTS};
+    together(threads, [&](Member& member) {
+        member.each(order.panels(), [&](int panel) { packing.pack(panel, panels); });
+    });
 }
 
 // to [rows, outputs] = x [rows, inputs] times a matrix.

@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "dots.h"
+#include "group_products.h"
 #include "powers.h"
 
 // The height of a batch's slices in units of rows: the least and the most.
@@ -104,10 +104,18 @@ public:
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const size_t size = size_t(stride_) * WIDTH;  // of a panel
+        const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
-                const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
-                Prefetch ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
+#if defined(WIDENS_IN_REGISTERS)
+                if (grouped && rows_ <= FEW_PAIRS) {
+                    multiply_few({to_, size_t(stride_)}, rows_, matrix, panel, [&](int r, auto& sums) { finish(panel, r, sums); });
+                    continue;
+                }
+#endif
+                const Dotted* weights =
+                    grouped ? widened(matrix, panel, stride_) : static_cast<const Dotted*>(matrix.panels) + panel * size;
+                Prefetch ahead(weights + (grouped ? 0 : last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,

@@ -203,14 +203,14 @@ private:
         product(layer.qkv, narrow(), qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
             for (int t = slice.first + begin; t < slice.first + end; ++t)
-                model.bfloat16_cache ? write_token<bfloat16>(layer, t) : write_token<float>(layer, t);
+                with_cache(layer, [&](const auto& cache) { write_token(layer, cache, t); });
         });
         done(PLACING);
     }
 
     void attend(const Layer& layer) {
         const Input outputs = wide(model.heads.queries * model.heads.dim);
-        model.bfloat16_cache ? attend_to<bfloat16>(layer, outputs) : attend_to<float>(layer, outputs);
+        with_cache(layer, [&](const auto& cache) { attend_to(cache, outputs); });
         add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS);
     }
 
@@ -229,8 +229,16 @@ private:
         return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values), layer.window};
     }
 
+    // Calls work(cache) with the layer's cache of the numbers that the model keeps.
+    template <class Work>
+    void with_cache(const Layer& layer, const Work& work) const {
+        if (model.cache_kind == BFLOAT16_CACHE) return work(cache<bfloat16>(layer));
+        if (model.cache_kind == INT8_CACHE) return work(cache<int8_t>(layer));
+        work(cache<float>(layer));
+    }
+
     template <class Number>
-    void write_token(const Layer& layer, int token) {
+    void write_token(const Layer& layer, const LayerCache<Number>& cache, int token) {
         const Heads& heads = model.heads;
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
@@ -243,7 +251,7 @@ private:
             for (float* x = row; x < value; x += dim)
                 rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
-            write_position(cache<Number>(layer), request, head, position, key, value);
+            write_position(cache, request, head, position, key, value);
     }
 
     // Each head by itself, or all of them as one row.
@@ -253,9 +261,9 @@ private:
     }
 
     template <class Number>
-    void attend_to(const Layer& layer, const Input& outputs) {
+    void attend_to(const LayerCache<Number>& cache, const Input& outputs) {
         const int keys = model.heads.keys;
-        with_attention(cache<Number>(layer), [&](const auto& attention) {
+        with_attention(cache, [&](const auto& attention) {
             const int spans = int(slice.spans.size());
             // If there are enough spans, one thread has all heads of a span, which are neighbours in its blocks.
             each_range(crew, spans * keys, spans < 4 * crew.size() ? 1 : keys, [&](int begin, int end) {

@@ -47,7 +47,9 @@ struct Buffers {
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, gated, bfloat16_cache, threads;
+    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, gated;
+    CacheKind cache_kind;
+    int32_t threads;
     Activation activation;
     float epsilon, logits_soft_cap;  // 0: none
     Heads heads;

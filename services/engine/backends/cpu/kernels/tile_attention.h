@@ -171,10 +171,10 @@ template <class Number, class Work>
 inline void with_attention(const LayerCache<Number>& cache, const Work& work) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<Number, bfloat16>)
-        if (by_tiles(cache.heads, true)) return work(TileAttention(cache));
+        if (by_tiles(cache.heads, BFLOAT16_CACHE)) return work(TileAttention(cache));
 #endif
     work(Attention<Number>(cache));
 }
 
 // The most rows of a span: tokens times the heads that share a key head. Three tiles of either kind.
-inline int span_height(const Heads& heads, bool bfloat16_cache) { return by_tiles(heads, bfloat16_cache) ? 48 : HEIGHT; }
+inline int span_height(const Heads& heads, CacheKind kind) { return by_tiles(heads, kind) ? 48 : HEIGHT; }

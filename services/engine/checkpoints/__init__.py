@@ -1,0 +1,1 @@
+"""Quantized transformers folders: a file for each format, and the tensors that they stand for."""

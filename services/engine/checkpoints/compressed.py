@@ -1,0 +1,80 @@
+"""compressed-tensors, as llm-compressor writes it: integers in words or in bytes, and FP8."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.checkpoints.fp8 import scaled
+from services.engine.families.quantized import Weight
+from services.errors import ModelError
+
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
+
+
+def compressed_tensors(config: Config) -> Format:
+    """Raises ModelError for what is not served."""
+    field(config, "format", FORMATS, None)
+    field(config, "quantization_status", ("compressed",), "compressed")
+    if config.get("transform_config"):
+        raise ModelError("compressed-tensors with transforms of activations (transform_config) is not served")
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise ModelError("compressed-tensors with sparse weights (sparsity_config) is not served")
+    weights = [group["weights"] for group in config["config_groups"].values() if group.get("weights")]
+    for each in weights:
+        if (each.get("type", "int"), each["num_bits"]) not in (("int", 4), ("int", 8), ("float", 8)):
+            raise ModelError(
+                f"compressed-tensors with {each.get('type', 'int')} weights of {each['num_bits']} bits is not served, "
+                "only int weights of 4 or 8 bits and float weights of 8"
+            )
+    blocks = {tuple(each["block_structure"]) for each in weights if each.get("block_structure")}
+    if len(blocks) > 1:
+        raise ModelError(f"compressed-tensors with blocks of several sizes is not served: {sorted(blocks)}")
+    others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
+    parts = (*(f".weight_{part}" for part in PARTS), *others)
+    read = partial(_read, next(iter(blocks), None))
+    return Format({".weight_scale": ".weight"}, parts, read, _integers(weights))
+
+
+def _integers(weights: list[Config]) -> tuple[int, int] | None:
+    """See `groups` of Format."""
+    kinds = {(each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
+    ordered = any(each.get("actorder") for each in weights)
+    return kinds.pop() if len(kinds) == 1 and not ordered and weights[0].get("type", "int") == "int" else None
+
+
+def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:
+    scale = parts.tensor("weight_scale")
+    packed = parts.optional("weight_packed")
+    if packed is not None:
+        return _packed(packed, scale, parts)
+    weight = parts.tensor("weight")
+    if weight.dtype != torch.int8:
+        return scaled(weight, scale, block)
+    zeros = parts.optional("weight_zero_point")
+    middle = 128.0 if zeros is None else zeros.reshape(-1, _groups(scale)).to(torch.float32) + 128
+    return grouped(weight.view(torch.uint8) ^ 128, _by_output(scale, len(weight)), middle, 8)
+
+
+def _packed(packed: torch.Tensor, scale: torch.Tensor, parts: Parts) -> Weight:
+    """Integers are packed along the inputs, zeros along the outputs, and both count from the least of their bits."""
+    outputs, inputs = parts.tensor("weight_shape").tolist()
+    bits = packed.shape[1] * 32 // inputs
+    if bits not in (4, 8) or inputs * bits % 32:
+        raise ModelError(f"{inputs} inputs packed into {packed.shape[1]} words are not served, only 4 or 8 bits each")
+    zeros = parts.optional("weight_zero_point")
+    middle = 1 << (bits - 1) if zeros is None else unpack(zeros.t(), bits).t()[:outputs].to(torch.float32)
+    order = parts.optional("weight_g_idx")
+    return grouped(unpack(packed, bits), _by_output(scale, outputs), middle, bits, order)
+
+
+def _groups(scale: torch.Tensor) -> int:
+    return scale.shape[1] if scale.ndim == 2 else 1
+
+
+def _by_output(scale: torch.Tensor, outputs: int) -> torch.Tensor:
+    """The scales [outputs, groups]."""
+    return scale.reshape(-1, _groups(scale)).expand(outputs, -1)

@@ -1,0 +1,78 @@
+"""Format: how a quantization method stores the weights of a module. Each method implements it in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from services.engine.families.quantized import QuantizedWeight, Weight
+from services.errors import ModelError
+
+Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
+
+
+class Parts(Protocol):
+    """The tensors of one module, by the ends of their names."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Raises ModelError if the module has no tensor of this name."""
+        ...
+
+    def optional(self, name: str) -> torch.Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
+    `parts`: the ends of all tensors that only `read` uses. `groups`: bits and inputs of a group (0: all inputs), if
+    `read` returns QuantizedWeights."""
+
+    marks: Mapping[str, str]
+    parts: tuple[str, ...]
+    read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
+    groups: tuple[int, int] | None = None
+
+
+def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:
+    """The value of a field of the config. Raises ModelError if it is not among `served`."""
+    value = config.get(name, default)
+    if value not in served:
+        values = " or ".join(str(each) for each in served)
+        raise ModelError(f"{config['quant_method']} with {name}={value} is not served, only {name} {values}")
+    return value
+
+
+def grouped(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | float,
+    bits: int,
+    order: torch.Tensor | None = None,
+) -> Weight:
+    """The weight `scales * (codes - zeros)`; scales and zeros are [outputs, groups]. `order`: the group of each input;
+    None: neighbours are a group. With act-order, the inputs of a group are not neighbours; then these are numbers."""
+    inputs, groups = codes.shape[1], scales.shape[1]
+    factors = scales.to(torch.float32).contiguous()
+    offsets = -factors * zeros
+    if inputs % groups == 0:
+        group = inputs // groups
+        if order is None or torch.equal(order.long(), torch.arange(inputs) // group):
+            return QuantizedWeight(codes, factors, offsets, bits, group)
+    elif order is None:
+        raise ModelError(f"{inputs} inputs in {groups} groups, without the group of each, are not served")
+    of = order.long()
+    return QuantizedWeight(codes, factors[:, of], offsets[:, of], bits, 1).dequantize(torch.bfloat16)
+
+
+def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
+    """The integers in words of 32 bits [rows, words] as uint8 [rows, words * 32 / bits], lowest bits first. `order`:
+    the places within a word's integers that the first, second, and so on of its bits are for."""
+    count = 32 // bits
+    shifts = torch.arange(count, dtype=torch.int32) * bits
+    if order:
+        shifts = shifts[torch.tensor(order).argsort()]
+    integers = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return integers.to(torch.uint8).reshape(len(words), -1)

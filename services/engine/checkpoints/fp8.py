@@ -1,0 +1,42 @@
+"""FP8 with a scale for a whole weight, for each output, or for each block. Activations stay in the served dtype, also
+where the checkpoint would quantize them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from services.engine.checkpoints.format import Config, Format, Parts, field
+from services.errors import ModelError
+
+NUMBERS = torch.float8_e4m3fn
+SCALES = ("weight_scale_inv", "weight_scale")  # DeepSeek and Qwen name it by its inverse, but it is the factor itself
+
+
+def fp8(config: Config) -> Format:
+    """Raises ModelError for what is not served."""
+    field(config, "fmt", ("e4m3",), "e4m3")
+    block = config.get("weight_block_size")
+    parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, partial(_read, tuple(block) if block else None))
+
+
+def _read(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
+    scale = parts.optional(SCALES[0])
+    return scaled(parts.tensor("weight"), parts.tensor(SCALES[1]) if scale is None else scale, block)
+
+
+def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
+    """The weight times its scales, in bfloat16. `block`: outputs and inputs that share one; the last may be smaller."""
+    if weight.dtype != NUMBERS:
+        raise ModelError(f"weights of type {weight.dtype} with scales are not served, only {NUMBERS}")
+    rows, columns = weight.shape
+    factors = scale.to(torch.float32)
+    if block and factors.numel() > 1:
+        factors = factors.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    elif factors.numel() == 1:
+        factors = factors.reshape(1, 1)
+    else:
+        factors = factors.reshape(rows, 1)
+    return (weight.to(torch.float32) * factors).to(torch.bfloat16)

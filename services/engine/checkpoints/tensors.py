@@ -1,0 +1,95 @@
+"""QuantizedCheckpoint: the weights of a quantized folder under the names that an unquantized one would have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.engine.checkpoints.format import Format
+from services.engine.checkpoints.methods import format_of
+from services.engine.families.quantized import QuantizedWeight, Weight
+from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.parallel.layout import RowRange
+
+
+def open_folder(folder: Path, as_stored: bool = False) -> Tensors:
+    """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
+    folder has integers in groups. Raises ModelError."""
+    format_ = format_of(folder)
+    return QuantizedCheckpoint(folder, format_, as_stored) if format_ else Checkpoint(folder, as_stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """See Parts. `stem`: the names of its tensors up to their ends."""
+
+    stored: Checkpoint
+    stem: str
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.stored.read(self.stem + name)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        return self.tensor(name) if self.stem + name in self.stored else None
+
+
+class QuantizedCheckpoint:
+    """See Tensors. `read` returns a quantized weight as numbers, rounded to bfloat16. Parts of a quantized weight are
+    cut from the whole."""
+
+    def __init__(self, folder: Path, format_: Format, as_stored: bool = False) -> None:
+        """Raises ModelError for a folder without safetensors."""
+        self._stored = Checkpoint(folder)
+        self._format = format_
+        self._modules = {}
+        for name in self._stored.names:
+            for mark, own in format_.marks.items():
+                if name.endswith(mark):
+                    stem = name.removesuffix(mark)
+                    self._modules[stem + own] = _Module(self._stored, stem + mark[0])
+        groups = format_.groups if as_stored else None
+        self.groups = dict.fromkeys(self._modules, groups) if groups else {}
+
+    @property
+    def bytes_read(self) -> int:
+        """See Tensors."""
+        return self._stored.bytes_read
+
+    @property
+    def names(self) -> list[str]:
+        """All names that `read` knows."""
+        plain = [name for name in self._stored.names if not name.endswith(self._format.parts) and name in self]
+        return sorted({*plain, *self._modules})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._modules or (name in self._stored and not self._is_filler(name))
+
+    def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
+        """See Tensors."""
+        if name not in self._modules:
+            return self._stored.read(name, rows, columns)
+        whole = self._whole(name)
+        numbers = whole if isinstance(whole, torch.Tensor) else whole.dequantize(torch.bfloat16)
+        return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors."""
+        if name in self.groups and isinstance(whole := self._whole(name), QuantizedWeight):
+            return whole.part(rows, columns)
+        return self.read(name, rows, columns)
+
+    def rows(self, name: str) -> int:
+        """See Tensors."""
+        return len(self.read(name)) if name in self._modules else self._stored.rows(name)
+
+    def _whole(self, name: str) -> Weight:
+        return self._format.read(self._modules[name])
+
+    def _is_filler(self, name: str) -> bool:
+        """Whether this is a bias of zeros. AutoGPTQ writes one for every module that it quantizes, also where the model
+        has none."""
+        if not name.endswith(".bias") or name.removesuffix("bias") + "weight" not in self._modules:
+            return False
+        return not self._stored.read(name).any()

@@ -1,0 +1,40 @@
+"""Tiny quantized folders, each beside the folder with the same numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from written import Writer
+
+
+def quantize_folder(
+    plain: Path, folders: Path, config: dict[str, Any], write: Writer, kept: str = "lm_head"
+) -> tuple[Path, Path]:
+    """Random quantized weights in place of those of all layers in the folder `plain`, but for modules whose name has
+    `kept`. Returns a quantized folder, and one with the same numbers, rounded to bfloat16."""
+    tensors, rng = load_file(plain / "model.safetensors"), np.random.default_rng(3)
+    stored, numbers = dict(tensors), dict(tensors)
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight") and kept not in name:
+            written = write(rng, *weight.shape)
+            del stored[name]
+            stored |= {name.removesuffix("weight") + part: tensor for part, tensor in written.tensors.items()}
+            numbers[name] = torch.from_numpy(written.numbers.copy()).to(torch.bfloat16).to(torch.float32)
+    quantized, dequantized = folders / "quantized", folders / "numbers"
+    for folder, own in ((quantized, stored), (dequantized, numbers)):
+        folder.mkdir()
+        shutil.copy(plain / "config.json", folder)
+        save_file({name: tensor.contiguous() for name, tensor in own.items()}, folder / "model.safetensors")
+    set_config(quantized, config)
+    return quantized, dequantized
+
+
+def set_config(folder: Path, config: dict[str, Any]) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))

@@ -1,0 +1,171 @@
+"""Random quantized weights, written as each method writes them. Integers are packed one after the other, as the formats
+define it; the numbers are computed in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Writer = Callable[[np.random.Generator, int, int], "Written"]
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, from the lowest on
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A weight: its tensors by the ends of their names, and its numbers [outputs, inputs] in float64."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: np.ndarray
+
+
+def pack(values: np.ndarray, bits: int, columns: tuple[int, ...] = ()) -> np.ndarray:
+    """Integers [rows, columns] in words of 32 bits, a row after the other."""
+    count = 32 // bits
+    words = np.zeros((values.shape[0], -(-values.shape[1] // count)), np.uint32)
+    for column in range(values.shape[1]):
+        place = columns.index(column % count) if columns else column % count
+        words[:, column // count] |= values[:, column].astype(np.uint32) << np.uint32(bits * place)
+    return words.view(np.int32)
+
+
+def gptq(bits: int = 4, added: int = 1, act_order: bool = False, bias: bool = False) -> Writer:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        groups = inputs // GROUP
+        codes = rng.integers(0, 1 << bits, (inputs, outputs))
+        scales = _scales(rng, (groups, outputs), bits)
+        zeros = rng.integers(1, 1 << bits, (groups, outputs))
+        order = np.arange(inputs) // GROUP
+        if act_order:
+            rng.shuffle(order)
+        numbers = np.stack([scales[g].astype(np.float64) * (codes[i] - zeros[g]) for i, g in enumerate(order)], axis=1)
+        tensors = {
+            "qweight": pack(codes.T, bits).T,
+            "qzeros": pack(zeros - added, bits),
+            "scales": scales,
+            "g_idx": order.astype(np.int32),
+        }
+        if bias:  # as AutoGPTQ writes it where the model has none
+            tensors["bias"] = np.zeros(outputs, np.float16)
+        return _written(tensors, numbers)
+
+    return write
+
+
+def awq(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    codes = rng.integers(0, 16, (inputs, outputs))
+    scales = _scales(rng, (inputs // GROUP, outputs), 4)
+    zeros = rng.integers(0, 16, (inputs // GROUP, outputs))
+    numbers = np.repeat(scales, GROUP, 0).astype(np.float64) * (codes - np.repeat(zeros, GROUP, 0))
+    return _written(
+        {"qweight": pack(codes, 4, AWQ_COLUMNS), "qzeros": pack(zeros, 4, AWQ_COLUMNS), "scales": scales}, numbers.T
+    )
+
+
+def packed(bits: int = 4, zeroed: bool = False, group: int = GROUP, act_order: bool = False) -> Writer:
+    """compressed-tensors: integers from -2^(bits - 1) on, which it packs counted from there."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        least, size = -(1 << bits - 1), group or inputs
+        codes = rng.integers(least, -least, (outputs, inputs))
+        scales = _scales(rng, (outputs, inputs // size), bits)
+        zeros = rng.integers(least, -least, scales.shape) if zeroed else np.zeros(scales.shape, np.int64)
+        order = np.arange(inputs) // size
+        tensors = {"weight_packed": pack(codes - least, bits), "weight_scale": scales}
+        tensors["weight_shape"] = np.array([outputs, inputs])
+        if act_order:
+            rng.shuffle(order)
+            tensors["weight_g_idx"] = order.astype(np.int32)
+        if zeroed:
+            tensors["weight_zero_point"] = pack((zeros - least).T, bits).T
+        return _written(tensors, scales[:, order].astype(np.float64) * (codes - zeros[:, order]))
+
+    return write
+
+
+def int8(zeroed: bool = False) -> Writer:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+        scales = _scales(rng, (outputs, 1), 8)
+        zeros = rng.integers(-20, 20, (outputs, 1)).astype(np.int8)
+        tensors = {"weight": codes, "weight_scale": scales}
+        if zeroed:
+            tensors["weight_zero_point"] = zeros
+        shift = zeros if zeroed else np.zeros_like(zeros)
+        return _written(tensors, scales.astype(np.float64) * (codes.astype(np.float64) - shift))
+
+    return write
+
+
+def fp8(scale: str, shape: Callable[[int, int], tuple[int, ...]], block: tuple[int, int] = (1, 1)) -> Writer:
+    """`shape`: of the scales, of a weight with so many outputs and inputs. `block`: weights that share one."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        weight = torch.from_numpy(rng.normal(0, 100, (outputs, inputs))).to(torch.float8_e4m3fn)
+        scales = rng.uniform(0.001, 0.004, shape(outputs, inputs)).astype(np.float32)
+        numbers = weight.to(torch.float64).numpy()
+        if block == (1, 1):
+            numbers = numbers * scales.astype(np.float64)
+        else:
+            for i, j in np.ndindex(scales.shape):
+                part = slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1])
+                numbers[part] *= scales[i, j].astype(np.float64)
+        found = _written({scale: scales}, numbers)
+        return Written({"weight": weight, **found.tensors}, numbers)
+
+    return write
+
+
+def _scales(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> np.ndarray:
+    """So that weights deviate by about 0.2."""
+    return (rng.uniform(0.5, 1.0, shape) / (1 << bits)).astype(np.float16)
+
+
+def _written(tensors: dict[str, np.ndarray], numbers: np.ndarray) -> Written:
+    return Written({name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in tensors.items()}, numbers)
+
+
+def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", **weights}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
+
+
+BLOCK = (48, 40)  # it divides no size of the tiny model
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "GEMM"}
+FLOAT8 = {"num_bits": 8, "type": "float"}
+# by a name: the `quantization_config`, and who writes a weight
+WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
+    "gptq": (GPTQ, gptq()),
+    "gptq, zeros as they are": ({**GPTQ, "checkpoint_format": "gptq_v2"}, gptq(added=0)),
+    "gptq, act-order": ({**GPTQ, "desc_act": True}, gptq(act_order=True)),
+    "gptq, biases of zeros": (GPTQ, gptq(bias=True)),
+    "gptq, 8 bits": ({**GPTQ, "bits": 8}, gptq(bits=8)),
+    "gptq, 2 bits": ({**GPTQ, "bits": 2}, gptq(bits=2)),
+    "awq": (AWQ, awq),
+    "fp8, one scale": ({"quant_method": "fp8"}, fp8("weight_scale", lambda *_: ())),
+    "fp8, by output": ({"quant_method": "fbgemm_fp8"}, fp8("weight_scale", lambda outputs, _: (outputs, 1))),
+    "fp8, blocks": (
+        {"quant_method": "fp8", "weight_block_size": list(BLOCK)},
+        fp8("weight_scale_inv", lambda outputs, inputs: (-(-outputs // BLOCK[0]), -(-inputs // BLOCK[1])), BLOCK),
+    ),
+    "compressed, 4 bits": (_compressed("pack-quantized"), packed()),
+    "compressed, 4 bits by output": (_compressed("pack-quantized"), packed(group=0)),
+    "compressed, 4 bits and zeros": (_compressed("pack-quantized", symmetric=False), packed(zeroed=True)),
+    "compressed, act-order": (_compressed("pack-quantized", actorder="group"), packed(act_order=True)),
+    "compressed, 8 bits packed": (_compressed("pack-quantized", num_bits=8), packed(bits=8)),
+    "compressed, int8": (_compressed("int-quantized", num_bits=8), int8()),
+    "compressed, int8 and zeros": (_compressed("int-quantized", num_bits=8, symmetric=False), int8(zeroed=True)),
+    "compressed, fp8": (
+        _compressed("float-quantized", **FLOAT8),
+        fp8("weight_scale", lambda outputs, _: (outputs, 1)),
+    ),
+    "compressed, fp8 blocks": (
+        _compressed("float-quantized", **FLOAT8, block_structure=list(BLOCK)),
+        fp8("weight_scale", lambda outputs, inputs: (-(-outputs // BLOCK[0]), -(-inputs // BLOCK[1])), BLOCK),
+    ),
+}
