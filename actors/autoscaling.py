@@ -20,12 +20,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from actors.placement import cluster_id
 from actors.replica import find_model, open_shards
-from actors.scaling import scheduler_replicas, want_engines
+from actors.scaling import LastAnswers, scheduler_replicas, want_engines
 from services.autoscaling import EngineCount, Scaling, load_of
 from services.background import keep_running
 from services.errors import PoolUnavailable
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
+from services.seats import ClusterSeats
 from services.settings.settings import Settings
 from services.settings.sources import load
 
@@ -107,35 +108,45 @@ class EngineScaler:
         settings = self._settings
         _, model = await asyncio.to_thread(find_model, settings)
         pools, cluster = [shard.pool for shard in open_shards(settings, model)], cluster_id()
+        known = KnownPools()
         count: EngineCount | None = None
         try:
             while not self._stopped.is_set():
                 with contextlib.suppress(PoolUnavailable):
                     if count is None:  # this controller may follow one that has died
-                        wanted = combined(await _overviews(pools)).wanted.get(cluster, settings.engines)
+                        overviews = await known.overviews.of(pool.overview() for pool in pools)
+                        wanted = combined(overviews).wanted.get(cluster, settings.engines)
                         count = EngineCount(scaling_of(settings), wanted)
-                    self.replicas = await decide(pools, cluster, count, settings.engines)
+                    self.replicas = await decide(pools, cluster, count, settings.engines, known)
                 await asyncio.sleep(INTERVAL)
         finally:
             for pool in pools:
                 await pool.close()
 
 
-async def decide(pools: Sequence[RequestPool], cluster: str, count: EngineCount, configured: int) -> int:
+class KnownPools:
+    """What the shards of a pool have last said."""
+
+    def __init__(self) -> None:
+        self.overviews = LastAnswers[Overview]()
+        self.seats = LastAnswers[ClusterSeats]()
+
+
+async def decide(
+    pools: Sequence[RequestPool], cluster: str, count: EngineCount, configured: int, known: KnownPools
+) -> int:
     """Read the load, write the number of wanted engines to all shards of the pool, and return that of schedulers.
 
     A scheduler that drains its seat stays until the seat is gone. The pool has the number `configured` until another
-    one is written. A shard that missed a number gets it again. Raises PoolUnavailable if a shard is away.
+    one is written. A shard that missed a number gets it later. While a shard is away, its last known load counts.
+    Raises PoolUnavailable if all are away, or one that has never answered.
     """
-    overviews = await _overviews(pools)
+    overviews = await known.overviews.of(pool.overview() for pool in pools)
     overview = combined(overviews)
     before, wanted = count.wanted, count.update(time.monotonic(), load := load_of(overview, cluster))
     if wanted != before:
         log.info("engines wanted: %d instead of %d, for %s", wanted, before, load)
-    if any(one.wanted.get(cluster) != wanted for one in overviews):
-        await want_engines(pools, cluster, wanted)
-    return scheduler_replicas(await asyncio.gather(*(pool.engines(cluster, configured) for pool in pools)))
-
-
-async def _overviews(pools: Sequence[RequestPool]) -> list[Overview]:
-    return await asyncio.gather(*(pool.overview() for pool in pools))
+    missed = [pool for pool, one in zip(pools, overviews, strict=True) if one.wanted.get(cluster) != wanted]
+    with contextlib.suppress(PoolUnavailable):
+        await want_engines(missed, cluster, wanted)
+    return scheduler_replicas(await known.seats.of(pool.engines(cluster, configured) for pool in pools))

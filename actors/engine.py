@@ -25,7 +25,7 @@ from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
 from services.engine.startup.warm_up import WarmUp
-from services.errors import OtherWeights, StaleEpoch
+from services.errors import LaterEpoch, OtherWeights
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.pin import check_pin
@@ -174,7 +174,7 @@ class EngineActor:
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
         latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
         if latest > _number(epoch):  # the caller was stopped, and goes on late
-            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
+            raise LaterEpoch(f"epoch {epoch}: a later owner is about to attach, or has", latest)
         self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:

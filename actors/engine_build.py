@@ -65,6 +65,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         device=settings.device,
         dtype=settings.dtype,
         weights=settings.weights,
+        kv_cache_dtype=settings.kv_cache_dtype,
         batch_invariant=settings.batch_invariant,
         cache_dir=settings.cache_dir,
         block_size=settings.block_size,

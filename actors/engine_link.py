@@ -147,7 +147,7 @@ class EngineLink:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, (StaleEpoch, OtherWeights)):
-                raise type(error.cause)(str(error.cause)) from error
+                raise type(error.cause)(*error.cause.args) from error
             raise EngineLost(f"the engine failed: {error}") from error
         except ray.exceptions.RayError as error:
             raise EngineLost(f"the engine is gone: {error}") from error

@@ -25,6 +25,7 @@ from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
 from services.errors import (
     EngineLost,
+    LaterEpoch,
     NotWanted,
     OtherWeights,
     PoolFault,
@@ -65,6 +66,7 @@ class SchedulerContext:
     text: TextTables
     counters: Counters
     cost: IterationCost  # what has been measured of the speed of its engines
+    owner: str  # the name of this process as the owner of a seat
     node: str  # the address of the node of this process
     lifeline: Lifeline  # watched by the spares
     tracer: Tracer | None
@@ -109,7 +111,7 @@ class Ownership:
             if self._seat.surplus:
                 await self._remove()
                 return None
-            attachment = await self._while_holding(self._open_link())
+            attachment = await self._attach()
             try:
                 await self._serve(attachment)
             except EngineLost as error:
@@ -165,6 +167,32 @@ class Ownership:
         if not self._seat.shared:
             await self._while_holding(self._engine.remove())
         self._removed = True
+
+    async def _attach(self) -> Attachment:
+        """Attach to the engine of the seat, under a later epoch if the engine refuses this one: it has served an owner
+        in another pool, whose clock is ahead. Raises StaleEpoch if the seat has another owner."""
+        while True:
+            try:
+                return await self._while_holding(self._open_link())
+            except LaterEpoch as error:
+                log.info("seat %s: %s; taking the seat again", self._seat.name, error)
+                await self._release([])
+                await self._take_again(error.number)
+
+    async def _take_again(self, after: int) -> None:
+        """Take the seat, which was just released, under an epoch after this number; waits while the pool is away."""
+        seat, context = self._seat, self._context
+        while True:
+            try:
+                grant = await self._pool.acquire(seat.name, context.owner, context.settings.lease, after=after)
+                break
+            except PoolUnavailable as error:
+                log.warning("%s: waiting for the pool: %s", seat.name, error)
+                await asyncio.sleep(context.settings.lease / 3)
+        if not grant.granted:
+            raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
+        seat.epoch, seat.call = grant.epoch, 0
+        describe(seat=seat.name, epoch=seat.epoch)
 
     async def _open_link(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""

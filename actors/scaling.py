@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import ray
 from ray import serve
@@ -23,6 +23,8 @@ from services.errors import PoolUnavailable
 from services.seats import ClusterSeats
 
 REFRESH = 60.0  # seconds after which Serve is told the number again: deploying a config again resets it
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,28 @@ class Engines(Protocol):
     """What `announce` and `follow` need of a pool."""
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
+
+
+class LastAnswers(Generic[T]):
+    """The last answer of each pool, which counts while the pool is away: it does not hold up the others."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, T] = {}
+
+    async def of(self, calls: Iterable[Awaitable[T]]) -> list[T]:
+        """The answers to one call of each pool, always in the same order. Raises PoolUnavailable if no pool answers, or
+        one is away that has never answered."""
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        for error in errors:
+            if not isinstance(error, PoolUnavailable) or len(errors) == len(answers):
+                raise error
+        for place, answer in enumerate(answers):
+            if not isinstance(answer, BaseException):
+                self._known[place] = answer
+        if len(self._known) < len(answers):
+            raise errors[0]
+        return [self._known[place] for place in range(len(answers))]
 
 
 async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> None:
@@ -73,12 +97,11 @@ async def follow(pools: Sequence[Engines], cluster: str, configured: Callable[[]
     of their deployment, for which Serve has the number for the `configured` engines. Returns if Serve does not allow
     it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
     context = serve.get_replica_context()
-    running, told_at = configured() + 1, time.monotonic()
+    running, told_at, known = configured() + 1, time.monotonic(), LastAnswers[ClusterSeats]()
     while True:
         await asyncio.sleep(period)
         try:
-            seats = await asyncio.gather(*(pool.engines(cluster, configured()) for pool in pools))
-            needed = scheduler_replicas(seats)
+            needed = scheduler_replicas(await known.of(pool.engines(cluster, configured()) for pool in pools))
             if needed != running or time.monotonic() - told_at > REFRESH:
                 await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed)
                 running, told_at = needed, time.monotonic()

@@ -102,7 +102,7 @@ class SchedulerReplica:
             while not self._draining:
                 seat = await take_seat(self._pools, cluster, lambda: self._engines, owner, settings.lease)
                 pool = self._pools[seat.shard]
-                context = SchedulerContext(settings, pool, model, text, counters, cost, node, lifeline, tracer)
+                context = SchedulerContext(settings, pool, model, text, counters, cost, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
                 engine_lost_at = await self._own(self._ownership, seat, cluster)

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
@@ -15,6 +15,9 @@ from services.engine.startup.devices import choose_device, choose_dtype
 from services.engine.startup.shared_memory import SharedMemory
 from services.files import user_cache
 from services.models import resolve
+
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "int8_per_token_head"]
+KV_CACHE_DTYPES: tuple[KVCacheDtype, ...] = get_args(KVCacheDtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,9 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path = field(default_factory=user_cache)
-    weights: Literal["dtype", "int8"] = "dtype"
+    weights: Literal["auto", "dtype", "int8"] = "auto"
     fast_path: bool = True  # False: transformers' own layers
+    kv_cache_dtype: KVCacheDtype = "auto"
 
 
 def model_folder(options: Options) -> Path:
@@ -54,7 +58,12 @@ def load_as_served(folder: Path, settings: EngineSettings) -> Engine:
 
 def engine_settings(options: Options) -> EngineSettings:
     return EngineSettings(
-        options.device, options.dtype, options.weights, fast_path=options.fast_path, cache_dir=options.cache_dir
+        options.device,
+        options.dtype,
+        options.weights,
+        options.kv_cache_dtype,
+        options.fast_path,
+        cache_dir=options.cache_dir,
     )
 
 

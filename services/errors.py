@@ -53,6 +53,17 @@ class StaleEpoch(OrcaError):
     """The caller's epoch is over: the seat has another owner."""
 
 
+class LaterEpoch(StaleEpoch):
+    """An engine has heard of an owner under a later epoch, whose number is `number`."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(what, number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class PoolUnavailable(OrcaError):
     """The pool's server does not answer, or refuses calls for a temporary reason."""
 

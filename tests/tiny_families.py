@@ -114,7 +114,12 @@ TESTED: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"rope_parameters": PLAIN_ROPE},
     "hunyuan_v1_moe": {"rope_parameters": PLAIN_ROPE},
-    "granitemoehybrid": {"layer_types": ["full_attention"] * 2, "mamba_n_heads": 8, "num_local_experts": 0},
+    "granitemoehybrid": {
+        "layer_types": ["full_attention"] * 2,
+        "mamba_n_heads": 8,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    },
 }
 
 

@@ -15,13 +15,50 @@ MERGED = "the quick brown fox and the lazy dog; what is the capital of france? h
 
 _WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+# Tied to the embedding, whose scale is large, the output would repeat the input's token.
+_GEMMA = {
+    **_GROUPED,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": False,
+}
+_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.7,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
     "qwen2": {**_GROUPED, "use_sliding_window": False},
     "qwen3": _GROUPED,
     "mistral": {**_GROUPED, "sliding_window": None},
+    "granite": {**_GROUPED, **_FACTORS},
+    "granitemoehybrid": {
+        **_GROUPED,
+        **_FACTORS,
+        "shared_intermediate_size": 128,
+        "layer_types": ["full_attention"] * 2,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "num_local_experts": 0,
+    },
+    "olmo2": _GROUPED,
+    "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
+    "olmoe": _ROUTED,
+    "mixtral": _ROUTED,
     "gpt2": _GPT,
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
+    "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},
     "gemma": _GROUPED,

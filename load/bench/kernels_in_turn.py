@@ -7,6 +7,8 @@ follow each other in one process differ by less.
 from __future__ import annotations
 
 import argparse
+import math
+import mmap
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from pathlib import Path
 import torch
 
 from load.bench.engine.batches import Batches
-from load.options import Options, engine_settings, model_folder
+from load.options import KV_CACHE_DTYPES, KVCacheDtype, Options, engine_settings, model_folder
 from load.report import machine, table
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
@@ -25,22 +27,27 @@ from services.engine.engine import Engine
 from services.engine.families.registry import open_weights
 from services.engine.settings import DeadlyToken
 from services.engine.startup import loading
+from services.engine.startup.devices import choose_cache_dtype
 from services.files import user_cache
 
 CPU = torch.device("cpu")
 STEPS = 24  # iterations of each kind, after one that is not counted
-KINDS = {  # number and context of the increments, number and length of the prompts
+Kind = tuple[int, int, int, int]
+KINDS: dict[str, Kind] = {  # number and context of the increments, number and length of the prompts
     "increment, batch 1": (1, 512, 0, 0),
     "increment, batch 4": (4, 512, 0, 0),
     "increment, batch 32": (32, 512, 0, 0),
     "initiation, 1 x 512 tokens": (0, 0, 1, 512),
     "30 increments and 2 x 256 tokens": (30, 512, 2, 256),
 }
+LONG: dict[str, Kind] = {
+    "increment, batch 32, context 4,000": (32, 4000, 0, 0)
+}  # gigabytes of keys and values for each variant
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An engine with the kernels of one folder, and with its own weights and cache."""
+    """An engine with the kernels of one folder and a format of keys and values, and with its own cache."""
 
     name: str
     engine: Engine
@@ -50,17 +57,20 @@ class Variant:
 def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.kernels_in_turn", description=__doc__)
     parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/backends/cpu/kernels")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="run only this kind; may be repeated")
+    parser.add_argument("--kind", action="append", choices=list(KINDS | LONG), help="only this kind; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
+    about = "compare formats of keys and values; may be repeated"
+    parser.add_argument("--kv-cache-dtype", action="append", choices=KV_CACHE_DTYPES, help=about)
     given = parser.parse_args(arguments)
     options = Options(given.model, "cpu", given.dtype, user_cache(), given.weights)
-    variants = list(_variants(options, given.folder))
+    kinds = [(KINDS | LONG)[kind] for kind in given.kind or KINDS]
+    variants = list(_variants(options, given.folder, given.kv_cache_dtype or ["auto"], kinds))
     numerics = variants[0].engine.figures.numerics
     print(f"{machine()}; {numerics}, weights {given.weights}; {steps} iterations each, in turn", flush=True)
-    for kind in given.kind or KINDS:
-        print(f"\n{kind}, ms:\n\n{run(variants, *KINDS[kind], steps)}", flush=True)
+    for name, kind in zip(given.kind or KINDS, kinds, strict=True):
+        print(f"\n{name}, ms:\n\n{run(variants, *kind, steps)}", flush=True)
 
 
 def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, length: int, steps: int) -> str:
@@ -79,26 +89,45 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
     return table(["kernels", "ratio to the first", "median", "best", *before[0]], rows)
 
 
-def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
+def _variants(
+    options: Options, folders: Sequence[Path], formats: Sequence[KVCacheDtype], kinds: Sequence[Kind]
+) -> Iterator[Variant]:
     folder, settings = model_folder(options), engine_settings(options)
     own = Engine.load(folder, settings)
     figures, spec = own.figures, loading.fast_path_spec(folder, settings)
     if spec is None:
         raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
-        setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
+        setup = loading.cpu_setup(
+            spec,
+            open_weights(spec, folder, as_stored=loading.executes_as_stored(settings)),
+            settings,
+            figures.max_model_len,
+        )
         library = kernels(options.cache_dir, source)
-        decoder = CpuDecoder(library, pack_model(replace(setup, library=library)))
-        cache = KVCache(decoder.layers, _blocks(figures.block_size), figures.block_size, decoder.cache_dtype, CPU)
-        decoder.bind(cache)
-        yield Variant(str(source), Engine(decoder, cache, figures, own.sampler, DeadlyToken()), decoder)
+        packed = pack_model(replace(setup, library=library))
+        for kept in formats:
+            dtype = choose_cache_dtype(replace(settings, kv_cache_dtype=kept), setup.cache_dtype)
+            decoder = CpuDecoder(library, replace(packed, cache_dtype=dtype))
+            blocks = _blocks(figures.block_size, kinds)
+            cache = KVCache(decoder.layers, blocks, figures.block_size, dtype, CPU, allocate=_huge_pages)
+            decoder.bind(cache)
+            engine = Engine(decoder, cache, figures, own.sampler, DeadlyToken())
+            yield Variant(f"{source} {kept}" if len(formats) > 1 else str(source), engine, decoder)
 
 
-def _blocks(size: int) -> int:
+def _huge_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in huge pages, in which a server's KV cache lies too."""
+    memory = mmap.mmap(-1, math.prod(shape) * int(dtype.itemsize))
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _blocks(size: int, kinds: Sequence[Kind]) -> int:
     """The blocks that the largest kind needs."""
     return max(
         batch * -(-(context + 1 + STEPS) // size) + prompts * -(-length // size)
-        for batch, context, prompts, length in KINDS.values()
+        for batch, context, prompts, length in kinds
     )
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from load.chaos.certificates import Certificates
 from load.server import free_port
 from services.pool.server.binaries import ServerBinary
 
@@ -68,7 +70,8 @@ class Sentinels:
     """The servers and Sentinels on `folder`, from `start` to `stop`.
 
     `password` is that of the servers, `sentinel_password` that of the Sentinels. `down_after`: seconds without an
-    answer after which a Sentinel takes the master for dead. `options`: further ones of the servers.
+    answer after which a Sentinel takes the master for dead. `options`: further ones of the servers. With `tls`, all
+    connections use it, and servers and clients show a certificate of its authority.
     """
 
     folder: Path
@@ -77,16 +80,19 @@ class Sentinels:
     password: str = ""
     sentinel_password: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    tls: Certificates | None = None
     hosts: tuple[str, ...] = field(default_factory=lambda: own_addresses(3))
     servers: list[Server] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         login = f":{self.password}@" if self.password else ""
-        query = f"?sentinel_password={self.sentinel_password}" if self.sentinel_password else ""
-        return (
-            f"redis+sentinel://{login}{','.join(f'{s.host}:{s.sentinel_port}' for s in self.servers)}/{MASTER}{query}"
-        )
+        hosts = ",".join(f"{server.host}:{server.sentinel_port}" for server in self.servers)
+        options = self.tls.of_clients() if self.tls else {}
+        if self.sentinel_password:
+            options["sentinel_password"] = self.sentinel_password
+        query = f"?{urlencode(options)}" if options else ""
+        return f"redis{'s' * bool(self.tls)}+sentinel://{login}{hosts}/{MASTER}{query}"
 
     def start(self) -> None:
         """Start all; returns when the replicas follow the first server and the Sentinels know all."""
@@ -116,7 +122,7 @@ class Sentinels:
 
     def start_server(self, server: Server, master: Server | None = None) -> None:
         """Start it on its folder, as a replica of `master`; without one it believes to be the master."""
-        options = WRITTEN | {"bind": server.host, "port": str(server.port), "dir": str(server.folder)}
+        options = WRITTEN | {"bind": server.host, "dir": str(server.folder)} | self._listening(server.port)
         options |= {"logfile": str(server.folder / "server.log")}
         if self.binary.version >= (7,):
             options |= {"bind-source-addr": server.host, "aof-timestamp-enabled": "yes"}
@@ -137,7 +143,7 @@ class Sentinels:
         first = self.servers[0]
         lines = [
             f"bind {server.host}",
-            f"port {server.sentinel_port}",
+            *(f"{name} {value}" for name, value in self._listening(server.sentinel_port).items()),
             f"dir {server.folder}",
             f"logfile {server.folder}/sentinel.log",
             "protected-mode no",
@@ -155,6 +161,9 @@ class Sentinels:
         path.write_text("\n".join(lines) + "\n")
         server.sentinel = self._spawn(server, path, "--sentinel")
 
+    def _listening(self, port: int) -> dict[str, str]:
+        return self.tls.of_server(port) if self.tls else {"port": str(port)}
+
     def _spawn(self, server: Server, config: Path, *more: str) -> subprocess.Popen[bytes]:
         command = [str(self.binary.path), str(config), *more]
         return subprocess.Popen(command, cwd=server.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -163,7 +172,7 @@ class Sentinels:
 
     def ask(self, server: Server, *command: str) -> Any:
         """A server's reply; None if it does not answer or refuses."""
-        return _ask(server.host, server.port, self.password, *command)
+        return self._ask(server.host, server.port, self.password, *command)
 
     def master(self) -> Server:
         """The server that most of the Sentinels which answer take for the master."""
@@ -204,7 +213,7 @@ class Sentinels:
         return self.master()
 
     def _ask_sentinel(self, server: Server, *command: str) -> Any:
-        return _ask(server.host, server.sentinel_port, self.sentinel_password, *command)
+        return self._ask(server.host, server.sentinel_port, self.sentinel_password, *command)
 
     def _knows_all(self, server: Server) -> bool:
         said = self._ask_sentinel(server, "SENTINEL", "MASTER", MASTER)
@@ -212,15 +221,15 @@ class Sentinels:
         others = str(len(self.servers) - 1).encode()
         return found.get(b"num-slaves") == found.get(b"num-other-sentinels") == others
 
-
-def _ask(host: str, port: int, password: str, *command: str) -> Any:
-    try:
-        once = Retry(NoBackoff(), 0)
-        with redis.Redis(host, port, password=password or None, socket_timeout=1, protocol=2, retry=once) as client:
-            client.response_callbacks.clear()
-            return client.execute_command(*command)
-    except (redis.RedisError, OSError):
-        return None
+    def _ask(self, host: str, port: int, password: str, *command: str) -> Any:
+        options: dict[str, Any] = {"ssl": True, **self.tls.of_clients()} if self.tls else {}
+        options |= {"password": password or None, "socket_timeout": 1, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        try:
+            with redis.Redis(host, port, **options) as client:
+                client.response_callbacks.clear()
+                return client.execute_command(*command)
+        except (redis.RedisError, OSError):
+            return None
 
 
 def _until(happened: Callable[[], bool], what: str, seconds: float = START) -> None:

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.pool_client.event_reader import PAUSE
 from load.plots import Line, Panel, draw
 from load.report import table
 from load.simulation.cost import IterationTime, RequestState
@@ -23,8 +24,20 @@ ENGINES = (1, 5, 10, 15, 20, 30)  # on one pool
 SHARDS = ((1, 1), (10, 1), (30, 1), (30, 2), (30, 3), (100, 5), (100, 10), (1000, 50), (1000, 100))
 PROMPT = 256
 OUTPUTS = (1, 255)  # tokens, uniform
-CHUNK = 0.133e-3  # processor seconds of a gateway for a chunk of a stream (docs/benchmarks.md, "The plane alone")
 SPREAD = 0.2  # of an iteration's time, in both directions
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPrice:
+    """Seconds of a gateway's processor, of the part `shards` with one shard (docs/sharding.md)."""
+
+    second: float = 0.044  # each second under load, whatever it answers
+    read: float = 0.27e-3  # a read of events
+    chunk: float = 28e-6  # a chunk of a stream, with one token
+
+    def seconds(self, seconds: float, reads: float, chunks: float) -> float:
+        """Of all gateways: `seconds` is the sum of the time that they ran."""
+        return self.second * seconds + self.read * reads + self.chunk * chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,9 @@ class Load:
 
     def gateways(self, engines: int) -> int:
         """How many gateways these engines need, each a whole processor: a chunk for each token."""
-        return math.ceil(CHUNK * engines * self.running / self.iteration)
+        price = GatewayPrice()
+        left = 1 - price.seconds(1, 1 / PAUSE, 0)
+        return math.ceil(price.chunk * engines * self.running / self.iteration / left)
 
     def measured(self, engines: int) -> float:
         return self.seconds * min(10.0, max(1.0, 20.0 / engines))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.pool_client.event_reader import PAUSE
 from load.trace import Answer, Request
 from services.loop.clock import RealClock
 from services.messages import Exchange, ExchangeReply, NewSequence, Submission, SubmitReply
@@ -64,24 +66,41 @@ class SimulatedPool(ReferencePool):
 class Price:
     """Seconds of the pool server's processor.
 
-    The defaults are those of Valkey 8.1 in docs/benchmarks.md (part `pool`, "in the server"). `gateway`: to write the
-    events of an exchange with 64 commits for a gateway, which reads them.
+    The defaults are those of Valkey 8.1 on a machine with two cores: `submit` and `token` of docs/benchmarks.md (part
+    `pool`, "in the server"), the others of the part `shards` with one shard (docs/sharding.md).
     """
 
     submit: float = 0.12e-3
-    exchange: float = 0.14e-3
-    commit: float = 4.9e-6  # each sequence of an exchange
+    exchange: float = 0.21e-3
+    commit: float = 7.3e-6  # each sequence of an exchange
     token: float = 0.2e-6  # each further token of a sequence
-    gateway: float = 0.06e-3  # each gateway that follows one of the sequences
+    read: float = 0.19e-3  # a gateway's read of events, and to write what it reads
 
-    def of(self, exchange: Exchange, gateways: int) -> float:
-        """Sequences are spread evenly over `gateways` gateways."""
+    def of(self, exchange: Exchange) -> float:
+        """An exchange without the reads of its events."""
         more = sum(len(commit.tokens) - 1 for commit in exchange.commits if commit.tokens)
-        return self.seconds(len(exchange.commits), more, gateways)
+        return self.seconds(len(exchange.commits), more)
 
-    def seconds(self, commits: float, more: float, gateways: int) -> float:
+    def seconds(self, commits: float, more: float) -> float:
         """An exchange of this many commits, with `more` tokens beyond the first of each."""
-        return self.exchange + self.commit * commits + self.token * more + self.gateway * min(gateways, commits)
+        return self.exchange + self.commit * commits + self.token * more
+
+
+class Reads:
+    """When gateways read the events of exchanges: at once, but `PAUSE` after their last read. Sequences are spread
+    evenly over `gateways` gateways, so each exchange has events for all of them, or for one for each commit."""
+
+    def __init__(self, gateways: int) -> None:
+        self._last = [-math.inf] * gateways  # of each gateway, the time of the last read that is certain
+
+    def caused(self, now: float, commits: int) -> int:
+        """How many reads an exchange causes that no earlier one has."""
+        caused = 0
+        for gateway in range(min(len(self._last), commits)):
+            if self._last[gateway] <= now:  # a later read takes these events along
+                self._last[gateway] = max(now, self._last[gateway] + PAUSE)
+                caused += 1
+        return caused
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +120,8 @@ class PricedPool(SimulatedPool):
 
     def __init__(self, price: Price, gateways: int) -> None:
         super().__init__()
-        self._followed_by = gateways
+        self._reads = Reads(gateways)
+        self.reads = 0
         self.exchanges: list[Call] = []
         self.busy = 0.0  # seconds of the processor
         self._price = price
@@ -118,7 +138,9 @@ class PricedPool(SimulatedPool):
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         called = self._clock.now()
-        await self._serve(self._price.of(exchange, self._followed_by))
+        reads = self._reads.caused(called, len(exchange.commits))
+        self.reads += reads
+        await self._serve(self._price.of(exchange) + reads * self._price.read)
         self.exchanges.append(Call(called, self._clock.now() - called))
         return await super().exchange(exchange)
 

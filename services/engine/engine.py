@@ -111,7 +111,7 @@ class Engine:
             num_blocks=cache.num_blocks,
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
-            numerics=f"{info.revision} {_libraries()} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
+            numerics=f"{info.revision} {_libraries()} {_formats(settings, dtype)} {device.type} {decoder.path}",
         )
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
@@ -234,6 +234,12 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     blocks = devices.count_blocks(settings, size, length, devices.free_bytes(device))
     reserved = warm_up.count_blocks(settings.block_size)
     return KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device, reserved, allocate)
+
+
+def _formats(settings: EngineSettings, dtype: torch.dtype) -> str:
+    """The dtype of activations, and the format of keys and values if it is another one."""
+    name, kept = str(dtype).removeprefix("torch."), settings.kv_cache_dtype
+    return name if devices.choose_cache_dtype(settings, dtype) == dtype else f"{name} kv-{kept}"
 
 
 def _libraries() -> str:

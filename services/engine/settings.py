@@ -18,13 +18,16 @@ NO_TOKEN = -1
 class EngineSettings:
     """Where and how the model runs; the defaults are those of `services.settings.settings.Settings`.
 
-    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it faster, else float32. `weights` int8: each output of a
-    product has its own scale, and everything else is computed as with `dtype`; on the fast path only.
+    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it faster, else float32. `weights` auto: as the checkpoint
+    stores them where the backend can execute that, which changes no bit. int8: each output of a product has its own
+    scale, and everything else is computed as with `dtype`; on the fast path only. `kv_cache_dtype` auto: `dtype`;
+    int8_per_token_head: each key and value of a head has its own scale; on the fast path only.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["dtype", "int8"] = "dtype"
+    weights: Literal["auto", "dtype", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8_per_token_head"] = "auto"
     fast_path: bool = True  # False: transformers' own layers for every family
     fast_path_fault: str = ""  # why the fast path is not trusted here (see startup/proof); empty: it is trusted
     batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the fast path only

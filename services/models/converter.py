@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from services.models.blocks import keep_blocks
 from services.models.convert import COUNT
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
@@ -58,9 +59,10 @@ def convert_gguf(source: Path, target: Path) -> None:
     """Dequantise the weights. Tokenizer, chat template and special tokens come from the file's metadata.
 
     Quantised weights are stored as bfloat16: this takes half the size of float32, and its rounding error (relative
-    0.0014) is far below the error of the quantisation. Weights of a floating-point type keep their type.
+    0.0014) is far below the error of the quantisation. The blocks are kept as well (see `blocks`). Weights of a
+    floating-point type keep their type.
     """
-    dtype, metadata = _read_gguf(source)
+    reader, dtype, metadata = _read_gguf(source)
     say(f"reading the weights of {source.name}")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -69,6 +71,9 @@ def convert_gguf(source: Path, target: Path) -> None:
     model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
     say(f"writing them as {dtype} safetensors")
     model.save_pretrained(target)
+    if dtype == "bfloat16":
+        count = keep_blocks(reader, model, target)
+        say(f"kept {count} tensors as they are stored")
     say("converting the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
@@ -100,8 +105,8 @@ def convert_folder(source: Path, target: Path) -> None:
         GenerationConfig.from_model_config(AutoConfig.from_pretrained(source)).save_pretrained(target)
 
 
-def _read_gguf(source: Path) -> tuple[str, dict[str, Any]]:
-    """Return the dtype to store, which follows the type of most weights, and the scalar metadata of the file."""
+def _read_gguf(source: Path) -> tuple[Any, str, dict[str, Any]]:
+    """Return the file's reader, the dtype to store, which follows the type of most weights, and the scalar metadata."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -111,7 +116,7 @@ def _read_gguf(source: Path) -> tuple[str, dict[str, Any]]:
         amounts[kind] = amounts.get(kind, 0) + int(tensor.n_elements)
     most = max(amounts, key=lambda kind: amounts[kind])
     metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16"), metadata
+    return reader, {"F32": "float32", "F16": "float16"}.get(most, "bfloat16"), metadata
 
 
 def _ends(eos: int | list[int] | None, metadata: dict[str, Any]) -> int | list[int] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
-from services.models.contents import contents
+from services.models.contents import BLOCKS, contents
 
 # The names of the longest context in the configs of different families, the most reliable first.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
@@ -84,7 +84,8 @@ def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _revision(folder: Path, cache_dir: Path | None) -> str:
-    weights = [(file.name, contents(file, cache_dir)) for file in sorted(folder.glob("*.safetensors"))]
+    files = [*sorted(folder.glob("*.safetensors")), *folder.glob(BLOCKS)]
+    weights = [(file.name, contents(file, cache_dir)) for file in files]
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     digest.update(repr(weights).encode())
     return digest.hexdigest()[:12]

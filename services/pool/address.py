@@ -52,6 +52,8 @@ def parse(url: str) -> Address:
     tls, _, kind = scheme.partition("+")
     if not separator or tls not in ("redis", "rediss", "unix") or kind not in ("", *_FORMS):
         raise ValueError(_EXPECTED)
+    if tls != "rediss" and any(name.startswith("ssl_") for name, _ in parse_qsl(url.partition("?")[2])):
+        raise ValueError(f"has options of TLS (ssl_...), which need 'rediss{'+' * bool(kind)}{kind}://'")
     if not kind or tls == "unix":
         return _server(url, scheme)
     return _several(url, tls, "sentinel" if kind == "sentinel" else "cluster")

@@ -212,15 +212,17 @@ class RequestPool:
 
     # --- schedulers ---
 
-    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
+    async def acquire(
+        self, seat: str, owner: str, lease: float, dead_epoch: str | None = None, after: int = 0
+    ) -> SeatGrant:
         """A new epoch on the seat for `lease` seconds; or the holder's, while another owner's lease lives.
 
         `owner` names one lifetime of one process. `dead_epoch` is an epoch whose owner is known to be dead: the seat is
         taken from it at once. What a dead owner ran waits again, with a soft strike (`lua/fragments/seats.lua`). A
         process that waits for a seat must call this more than twice per lease, because leases start again after a
-        longer silence.
+        longer silence. A new epoch's number is greater than `after`, one of another pool, whose clock may be ahead.
         """
-        args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
+        args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8), after)
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
 
     async def release(self, seat: str, epoch: str, struck: Sequence[str] = (), removed: bool = False) -> None:

@@ -70,11 +70,19 @@ class Settings(
         Field(description="auto: bfloat16 if the device computes it faster, else float32"),
     ] = "auto"
     weights: Annotated[
-        Literal["dtype", "int8"],
+        Literal["auto", "dtype", "int8"],
         Field(
-            description="int8: weights of matrix products in eight bits, with half to a quarter of the memory; CPU only"
+            description="auto: as the checkpoint stores them, if the CPU backend executes it, else as dtype; "
+            "dtype: widened; int8: matrix products in eight bits, CPU only"
         ),
-    ] = "dtype"
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8_per_token_head"],
+        Field(
+            description="dtype of keys and values; auto: dtype; int8_per_token_head: eight bits, with a scale for each "
+            "token and head, in about half the memory of bfloat16; another one than dtype: CPU only"
+        ),
+    ] = "auto"
     batch_invariant: Annotated[
         bool,
         Field(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve.config import AutoscalingPolicy
 
+from actors import scaling
 from actors.app import build
-from actors.autoscaling import EnginePolicy, decide
+from actors.autoscaling import EnginePolicy, KnownPools, decide
+from actors.scaling import want_engines
 from services.autoscaling import EngineCount, Scaling
+from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Exchange, NewSequence, Room, Submission
+from services.pool.connection import Connection
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams
 
@@ -26,28 +32,28 @@ async def submit(pool: RequestPool, requests: int) -> None:
 
 async def test_waiting_requests_add_engines_and_their_end_removes_them(pool: RequestPool) -> None:
     count = EngineCount(AT_ONCE, 1)
-    assert await decide([pool], CLUSTER, count, 1) == 2  # an engine's scheduler, and the spare
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 2  # an engine's scheduler, and the spare
     await submit(pool, 9)
-    assert await decide([pool], CLUSTER, count, 1) == 4
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 4
     assert (await pool.overview()).wanted == {CLUSTER: 3}
     for number in range(9):
         await pool.cancel(f"r{number}")
-    assert await decide([pool], CLUSTER, count, 1) == 2
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 2
     assert (await pool.overview()).wanted == {CLUSTER: 1}
 
 
 async def test_a_draining_seat_keeps_its_scheduler(pool: RequestPool) -> None:
     count = EngineCount(AT_ONCE, 2)
-    await decide([pool], CLUSTER, count, 2)
+    await decide([pool], CLUSTER, count, 2, KnownPools())
     for index in range(3):
         assert (await pool.acquire(f"{CLUSTER}/{index}", f"owner-{index}", lease=60.0)).granted
     assert count.wanted == 1
-    assert await decide([pool], CLUSTER, count, 2) == 4
+    assert await decide([pool], CLUSTER, count, 2, KnownPools()) == 4
 
 
 async def test_another_number_that_was_written_is_replaced(pool: RequestPool) -> None:
     await pool.scale(CLUSTER, 3)
-    assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1) == 2
+    assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1, KnownPools()) == 2
     assert (await pool.overview()).wanted == {CLUSTER: 1}
 
 
@@ -59,7 +65,7 @@ async def test_a_shard_that_missed_the_number_gets_it_later(pool: RequestPool) -
     for pools in ([pool, other], [other, pool]):
         await pools[0].scale(CLUSTER, 2)
         await pools[1].scale(CLUSTER, 3)
-        assert await decide(pools, CLUSTER, EngineCount(Scaling(3, 3, 4, 0.0, 0.0), 3), 2) == 4
+        assert await decide(pools, CLUSTER, EngineCount(Scaling(3, 3, 4, 0.0, 0.0), 3), 2, KnownPools()) == 4
         assert [(await one.overview()).wanted for one in pools] == [{CLUSTER: 3}, {CLUSTER: 3}]
     await other.close()
 
@@ -72,9 +78,52 @@ async def test_prompts_that_wait_in_several_shards_add_engines(pool: RequestPool
         await one.exchange(Exchange(f"{CLUSTER}/{number}", epoch, 1, [], Room(0, 0, 4), figures=figures))
         sequence = NewSequence("long/0", list(range(1, 31)), SamplingParams(max_new_tokens=2))
         assert (await one.submit(Submission("long", "gateway", [sequence], "default"))).refused is None
-    await decide([pool, other], CLUSTER, count := EngineCount(AT_ONCE, 2), 2)
+    await decide([pool, other], CLUSTER, count := EngineCount(AT_ONCE, 2), 2, KnownPools())
     assert count.wanted == 3
     await other.close()
+
+
+async def test_a_shard_that_is_away_does_not_hold_up_the_others(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, known, count = RequestPool(pool._server.url, f"{pool.name}.1"), KnownPools(), EngineCount(AT_ONCE, 2)
+    await submit(other, 5)
+    assert await decide([pool, other], CLUSTER, count, 2, known) == 3
+    await other.close()
+    monkeypatch.setattr(other, "_server", Connection("redis://127.0.0.1:1"))
+    await submit(pool, 4)
+    assert await decide([pool, other], CLUSTER, count, 2, known) == 4
+    assert count.wanted == 3
+    assert (await pool.overview()).wanted == {CLUSTER: 3}
+    with pytest.raises(PoolUnavailable):  # nothing is known of it
+        await decide([pool, other], CLUSTER, count, 2, KnownPools())
+    with pytest.raises(PoolUnavailable):
+        await decide([other], CLUSTER, count, 2, known)
+    await other.close()
+
+
+async def test_the_number_of_schedulers_follows_the_shards_that_answer(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, told = RequestPool(pool._server.url, f"{pool.name}.1"), asyncio.Queue[int]()
+    loop = asyncio.get_running_loop()
+
+    def tell(_application: str, _deployment: str, number: int) -> None:
+        loop.call_soon_threadsafe(told.put_nowait, number)
+
+    monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
+    monkeypatch.setattr(scaling, "set_replicas", tell)
+    following = asyncio.create_task(scaling.follow([pool, other], CLUSTER, lambda: 2, 0.02))
+    await want_engines([pool, other], CLUSTER, 4)
+    assert await asyncio.wait_for(told.get(), 30) == 5
+    away = other._server
+    monkeypatch.setattr(other, "_server", Connection("redis://127.0.0.1:1"))
+    with pytest.raises(PoolUnavailable):
+        await want_engines([pool, other], CLUSTER, 6)
+    assert await asyncio.wait_for(told.get(), 30) == 7
+    following.cancel()
+    await other.close()
+    await away.close()
 
 
 def test_serve_takes_the_policy_along() -> None:

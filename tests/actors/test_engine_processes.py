@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,14 @@ from engine_seats import (
 from actors import engine_processes
 from actors.engine_link import EngineLink
 from actors.engine_processes import SeatEngine
+from actors.ownership import Ownership
 from actors.placement import engine_indices, ensure_engine, find_engine
+from actors.seat import Seat, renew
 from load.server import until
 from services.errors import EngineLost, StaleEpoch
+from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
+from services.pool.pool import RequestPool
 from services.settings.sources import load
 
 pytestmark = [
@@ -67,6 +72,35 @@ async def test_a_later_owner_that_was_not_announced_is_not_disturbed_either() ->
     await engine.serve.remote("3:c")
     with pytest.raises(StaleEpoch, match="a later owner"):
         await engine.serve.remote("2:b")
+
+
+async def test_an_owner_in_a_pool_whose_clock_is_behind_gets_a_later_epoch(pool_url: str) -> None:
+    """The engine's last owner had its epoch from another pool: the list of shards has changed."""
+    pool = RequestPool(pool_url, "clock-behind")
+    ahead = f"{8 * 10**15}:other"
+    before = await attach(seat(), ahead)
+    grant = await pool.acquire("c/0", "me", 60.0)
+    context: Any = SimpleNamespace(
+        settings=SETTINGS,
+        pool=pool,
+        owner="me",
+        node=ray.util.get_node_ip_address(),
+        cost=IterationCost(),
+        lifeline=SimpleNamespace(watchers=0),
+    )
+    taken = Seat("c/0", 0, grant.epoch)
+    await asyncio.wait_for(Ownership(context, taken, None)._attach(), WAIT)
+    assert await served(before.status.name) == taken.epoch != grant.epoch
+    await renew(pool, taken)
+    with pytest.raises(StaleEpoch):
+        await renew(pool, Seat("c/0", 0, grant.epoch))
+    other = await pool.acquire("c/0", "other", 60.0, dead_epoch=taken.epoch)
+    late = Ownership(context, Seat("c/0", 0, grant.epoch), None)  # its seat has another owner
+    with pytest.raises(StaleEpoch):
+        await asyncio.wait_for(late._attach(), WAIT)
+    assert not (await pool.acquire("c/0", "third", 60.0)).granted
+    assert (await pool.acquire("c/0", "other", 60.0)).epoch == other.epoch
+    await pool.close()
 
 
 async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None:

@@ -58,6 +58,14 @@ class Daemon:
             assert libc.setns(network.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Print how long something took."""
+    began = time.monotonic()
+    yield
+    print(f"\n{what}: {time.monotonic() - began:.0f} s", flush=True)
+
+
 def compose_command() -> Sequence[str]:
     """Compose, as the plugin of Docker or as a program. Skips the test without one."""
     if shutil.which("docker") and _succeeds("docker", "compose", "version"):

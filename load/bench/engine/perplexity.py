@@ -22,9 +22,13 @@ EPOCH = "perplexity"
 CHUNK = 256  # tokens of an iteration
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"dtype": "float32"},
+    {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
     {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "int8_per_token_head"},
     {"dtype": "float32", "weights": "int8"},
     {"dtype": "bfloat16", "weights": "int8"},
+    {"dtype": "float32", "weights": "int8", "kv_cache_dtype": "int8_per_token_head"},
 )
 
 
@@ -33,6 +37,7 @@ class Perplexity:
     """exp of the mean negative log likelihood of `tokens` tokens, each given all tokens before it."""
 
     numerics: str
+    dtype: str
     weights: str
     cache: str
     tokens: int
@@ -49,6 +54,7 @@ def measure_perplexities(folder: Path, settings: EngineSettings) -> Iterator[Per
         assert value is not None, "an engine of one process has all logits"
         yield Perplexity(
             numerics=engine.figures.numerics,
+            dtype=variant["dtype"],
             weights=_name(decoder.weight_dtype),
             cache=_name(decoder.cache_dtype),
             tokens=len(used) - 1,
@@ -86,5 +92,5 @@ def perplexity(engine: Engine, ids: list[int]) -> float | None:
 def perplexities_table(found: list[Perplexity]) -> str:
     """Each compared with the first."""
     first = found[0].value
-    rows = [[p.weights, p.cache, p.tokens, f"{p.value:.4f}", f"{p.value / first - 1:+.3%}"] for p in found]
-    return table(["weights", "keys and values", "tokens", "perplexity", "compared with the first"], rows)
+    rows = [[p.dtype, p.weights, p.cache, p.tokens, f"{p.value:.4f}", f"{p.value / first - 1:+.3%}"] for p in found]
+    return table(["dtype", "weights", "keys and values", "tokens", "perplexity", "compared with the first"], rows)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import aiohttp
 
+from gateway.pool_client.event_reader import PAUSE
 from load.bench.figures import Figures, rounds_of
 from load.bench.spent import spend
 from load.options import Options
 from load.over_http import OverHttp, run_over_http
 from load.server import OrcaServer
 from load.simulation.pool import Price
-from load.trace import Request
+from load.trace import Request, Run
 
 ROUNDS = 1
 LONE = 300
@@ -82,15 +83,16 @@ def _streams(server: OrcaServer, requests: list[Request], gateways: int) -> tupl
         "others, cores": spent.others,
     }
     exchanges = after[f"{EXCHANGES}_count"] - before.get(f"{EXCHANGES}_count", 0.0)
-    return rates, spent.per_token(1e-6), _priced(len(requests), run.tokens, exchanges, gateways, spent.seconds["Redis"])
+    return rates, spent.per_token(1e-6), _priced(run, exchanges, gateways, spent.seconds["Redis"])
 
 
-def _priced(streams: int, tokens: int, exchanges: float, gateways: int, measured: float) -> dict[str, float]:
+def _priced(run: Run, exchanges: float, gateways: int, measured: float) -> dict[str, float]:
     """The processor time of the pool's server in a run, and the time that the simulator's price gives for it, if each
-    exchange commits tokens of all streams."""
-    price, each = Price(), tokens / exchanges
+    exchange commits tokens of all streams, and each gateway reads events as often as it may."""
+    price, streams, each = Price(), len(run.answers), run.tokens / exchanges
     commits = min(streams, each)
-    seconds = streams * price.submit + exchanges * price.seconds(commits, each - commits, gateways)
+    reads = min(gateways, commits) * min(exchanges, run.seconds / PAUSE)
+    seconds = streams * price.submit + exchanges * price.seconds(commits, each - commits) + reads * price.read
     return {
         "exchanges": exchanges,
         "tokens of an exchange": each,

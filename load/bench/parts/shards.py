@@ -22,7 +22,7 @@ from load.options import Options, model_folder
 from load.over_http import run_over_http
 from load.processes import busy_seconds, processor_seconds
 from load.server import metrics, pool_servers, urls_of
-from load.simulation.plan import CHUNK
+from load.simulation.plan import GatewayPrice
 from load.simulation.pool import Price
 from load.trace import Request, Run
 from services.pool.server.pool_server import PoolServer
@@ -38,7 +38,7 @@ SPENT, PREDICTED = "Processor time of a token, µs", "The same beside the simula
 ABOUT = (
     f"{ENGINES} engines of {PACE * 1e3:.0f} ms an iteration, {GATEWAYS} gateways and {STREAMS} streams of {TOKENS} "
     "tokens in all; servers and client on the same cores. The price is that of the simulator's plans, for the measured "
-    "numbers of exchanges and chunks. Others: the cores of what no other column shows, the client included."
+    "numbers of exchanges, reads of events and chunks. Others: the cores of what no other column shows, the client too."
 )
 
 
@@ -73,9 +73,10 @@ def _with_processes(model: Path, files: Path, servers: list[PoolServer]) -> tupl
 
         pids, first = [*gateways, *schedulers], metrics(urls[0])
         before, pools, busy = processor_seconds(pids), _server_seconds(servers), busy_seconds()
+        reads = _reads(servers)
         runs, seconds = asyncio.run(_stream(urls, [Request([5] * 32, TOKENS)] * STREAMS))
         after, worked, busy = processor_seconds(pids), _server_seconds(servers), busy_seconds() - busy
-        last = metrics(urls[0])
+        last, reads = metrics(urls[0]), _reads(servers) - reads
     spent = {pid: after[pid] - before[pid] for pid in pids}
     served = [end - begin for begin, end in zip(pools, worked, strict=True)]
     of_gateways, of_schedulers = (sum(spent[pid] for pid in kind) for kind in (gateways, schedulers))
@@ -90,14 +91,17 @@ def _with_processes(model: Path, files: Path, servers: list[PoolServer]) -> tupl
         "others, cores": (busy - sum(served) - of_gateways - of_schedulers) / seconds,
     }
     exchanges = last["orca:exchange_seconds_count"] - first["orca:exchange_seconds_count"]
-    priced = STREAMS * Price().submit + exchanges * Price().seconds(tokens / exchanges, 0, GATEWAYS)
+    price = Price()
+    priced = STREAMS * price.submit + exchanges * price.seconds(tokens / exchanges, 0) + reads * price.read
+    priced_gateways = GatewayPrice().seconds(GATEWAYS * seconds, reads, chunks)
     predicted = {
         "tokens of an exchange": tokens / exchanges,
         "servers, by the price": priced / tokens / MICRO,
         "servers, measured / price": sum(served) / priced,
+        "reads a second": reads / seconds,
         "chunks a token": chunks / tokens,
-        "gateways, by the price": CHUNK * chunks / tokens / MICRO,
-        "gateways, measured / price": of_gateways / (CHUNK * chunks),
+        "gateways, by the price": priced_gateways / tokens / MICRO,
+        "gateways, measured / price": of_gateways / priced_gateways,
     }
     return figures, predicted
 
@@ -114,6 +118,15 @@ def _until_ready(urls: Sequence[str]) -> None:
     for url in urls:
         while (reply := httpx.get(f"{url}/ready")).status_code != 200 or reply.text:
             time.sleep(0.05)
+
+
+def _reads(servers: Sequence[PoolServer]) -> int:
+    """How often gateways have read events from the servers so far."""
+    calls = 0
+    for server in servers:
+        with redis.Redis.from_url(server.url) as client:
+            calls += client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0)
+    return calls
 
 
 def _server_seconds(servers: Sequence[PoolServer]) -> list[float]:

@@ -12,6 +12,11 @@ from services.engine.batch.buffers import Allocate, zeros
 CPU = torch.device("cpu")
 
 
+def scale_numbers(dtype: torch.dtype) -> int:
+    """How many numbers the scale of one head's key or value takes: with int8 it is a float32."""
+    return 4 if dtype == torch.int8 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """The size of what one layer keeps of a token."""
@@ -20,9 +25,9 @@ class LayerShape:
     key_dim: int
     value_dim: int
 
-    @property
-    def numbers(self) -> int:
-        return self.heads * (self.key_dim + self.value_dim)
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Of a token whose keys and values are kept in `dtype`."""
+        return self.heads * (self.key_dim + self.value_dim + 2 * scale_numbers(dtype)) * int(dtype.itemsize)
 
 
 class KVCache:
@@ -30,7 +35,7 @@ class KVCache:
 
     What one head reads of a block is contiguous and in the order in which attention reads it: a score is a sum over
     dimensions for many keys at once, an output is a sum over keys for many dimensions at once. A decoder may order the
-    numbers within such a piece differently.
+    numbers within such a piece differently. With int8, `dim` is larger by the room for the scales.
 
     The scheduler places `num_blocks` of them. The block after these stays zero: it pads block tables, so that no
     request reads another's values, not even behind a mask (0 * NaN is NaN). The last `num_reserved` are for the engine
@@ -53,9 +58,10 @@ class KVCache:
         self.block_size = block_size
         blocks = num_blocks + 1 + num_reserved
         self.reserved_blocks = list(range(num_blocks + 1, blocks))
-        self.keys = [allocate((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
+        scale = scale_numbers(dtype)
+        self.keys = [allocate((blocks, s.heads, s.key_dim + scale, block_size), dtype, device) for s in layers]
         self.record = allocate((blocks, BYTES), torch.uint8, CPU)  # of BlockRecord
-        self.values = [allocate((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
+        self.values = [allocate((blocks, s.heads, block_size, s.value_dim + scale), dtype, device) for s in layers]
 
     @property
     def padding_block(self) -> int:
@@ -85,4 +91,4 @@ def _gather(store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 def block_bytes(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
-    return block_size * sum(s.numbers for s in layers) * int(dtype.itemsize)
+    return block_size * sum(s.bytes(dtype) for s in layers)

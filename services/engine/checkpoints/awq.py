@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, Weight, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.families.quantized import Weight
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
 
@@ -17,7 +18,8 @@ def awq(config: Config) -> Format:
     version = str(config.get("version", "gemm")).lower()
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
-    return Format({".qweight": ".weight"}, (".qweight", ".qzeros", ".scales"), partial(_read, bits))
+    group = max(0, config.get("group_size", config.get("q_group_size", 0)))
+    return Format({".qweight": ".weight"}, (".qweight", ".qzeros", ".scales"), partial(_read, bits), (bits, group))
 
 
 def _read(bits: int, parts: Parts) -> Weight:

@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, Weight, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
 from services.engine.checkpoints.fp8 import scaled
+from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
@@ -34,7 +35,15 @@ def compressed_tensors(config: Config) -> Format:
         raise ModelError(f"compressed-tensors with blocks of several sizes is not served: {sorted(blocks)}")
     others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
     parts = (*(f".weight_{part}" for part in PARTS), *others)
-    return Format({".weight_scale": ".weight"}, parts, partial(_read, next(iter(blocks), None)))
+    read = partial(_read, next(iter(blocks), None))
+    return Format({".weight_scale": ".weight"}, parts, read, _integers(weights))
+
+
+def _integers(weights: list[Config]) -> tuple[int, int] | None:
+    """See `groups` of Format."""
+    kinds = {(each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
+    ordered = any(each.get("actorder") for each in weights)
+    return kinds.pop() if len(kinds) == 1 and not ordered and weights[0].get("type", "int") == "int" else None
 
 
 def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:

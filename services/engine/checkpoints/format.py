@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.quantized import QuantizedWeight, Weight
 from services.errors import ModelError
 
-Weight = torch.Tensor | QuantizedWeight
 Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
 
 
@@ -28,11 +27,13 @@ class Parts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
-    `parts`: the ends of all tensors that only `read` uses."""
+    `parts`: the ends of all tensors that only `read` uses. `groups`: bits and inputs of a group (0: all inputs), if
+    `read` returns QuantizedWeights."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
+    groups: tuple[int, int] | None = None
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, Weight, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
 STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # what is added to the zeros in the file, by `checkpoint_format`
@@ -24,6 +25,7 @@ def gptq(config: Config) -> Format:
         {".qweight": ".weight"},
         (".qweight", ".qzeros", ".scales", ".g_idx"),
         partial(_read, bits, STORED_ZEROS[kind]),
+        None if config.get("desc_act") else (bits, max(0, config.get("group_size", 0))),
     )
 
 

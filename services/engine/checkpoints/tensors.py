@@ -7,16 +7,18 @@ from pathlib import Path
 
 import torch
 
-from services.engine.checkpoints.format import Format, Weight
+from services.engine.checkpoints.format import Format
 from services.engine.checkpoints.methods import format_of
+from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.tensors import Checkpoint, Tensors
 from services.engine.parallel.layout import RowRange
 
 
-def open_folder(folder: Path) -> Tensors:
-    """The tensors of a transformers folder, quantized or not. Raises ModelError."""
+def open_folder(folder: Path, as_stored: bool = False) -> Tensors:
+    """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
+    folder has integers in groups. Raises ModelError."""
     format_ = format_of(folder)
-    return QuantizedCheckpoint(folder, format_) if format_ else Checkpoint(folder)
+    return QuantizedCheckpoint(folder, format_, as_stored) if format_ else Checkpoint(folder, as_stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class QuantizedCheckpoint:
     """See Tensors. `read` returns a quantized weight as numbers, rounded to bfloat16. Parts of a quantized weight are
     cut from the whole."""
 
-    def __init__(self, folder: Path, format_: Format) -> None:
+    def __init__(self, folder: Path, format_: Format, as_stored: bool = False) -> None:
         """Raises ModelError for a folder without safetensors."""
         self._stored = Checkpoint(folder)
         self._format = format_
@@ -47,6 +49,8 @@ class QuantizedCheckpoint:
                 if name.endswith(mark):
                     stem = name.removesuffix(mark)
                     self._modules[stem + own] = _Module(self._stored, stem + mark[0])
+        groups = format_.groups if as_stored else None
+        self.groups = dict.fromkeys(self._modules, groups) if groups else {}
 
     @property
     def bytes_read(self) -> int:
@@ -69,6 +73,12 @@ class QuantizedCheckpoint:
         whole = self._whole(name)
         numbers = whole if isinstance(whole, torch.Tensor) else whole.dequantize(torch.bfloat16)
         return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors."""
+        if name in self.groups and isinstance(whole := self._whole(name), QuantizedWeight):
+            return whole.part(rows, columns)
+        return self.read(name, rows, columns)
 
     def rows(self, name: str) -> int:
         """See Tensors."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from services.engine.families.spec import DecoderSpec
+from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange, Shard
@@ -40,6 +40,7 @@ class Gpt2(DecoderWeights):
             epsilon=config.layer_norm_epsilon,
             layer_norm=True,
             gated=False,
+            activation=Activation.GELU,
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights
+from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
 
 
 class Llama(DecoderWeights):
@@ -19,12 +19,17 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for sliding windows, rotary embeddings that are partial or depend on the length, another activation than
-        SiLU, and biases in the MLP."""
-        windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-        partial = "partial_rotary_factor" in config.rope_parameters
-        by_length = config.rope_parameters["rope_type"] in ("dynamic", "longrope")
-        if config.hidden_act != "silu" or windowed or partial or by_length or getattr(config, "mlp_bias", False):
+        """None for rotary embeddings that are partial or depend on the length, another activation than SiLU, and biases
+        in the MLP."""
+        rope = config.rope_parameters
+        partial, by_length = "partial_rotary_factor" in rope, rope["rope_type"] == "longrope"
+        return None if partial or by_length else Llama.read_rotary_spec(config)
+
+    @staticmethod
+    def read_rotary_spec(config: Any) -> DecoderSpec | None:
+        """The same with any rotary embeddings but `dynamic` ones. The family is Llama."""
+        rope = config.rope_parameters["rope_type"]
+        if config.hidden_act != "silu" or rope == "dynamic" or getattr(config, "mlp_bias", False):
             return None
         frequencies, scale = rotary_frequencies(config)
         return DecoderSpec(
@@ -39,34 +44,57 @@ class Llama(DecoderWeights):
             epsilon=config.rms_norm_eps,
             frequencies=frequencies,
             rotary_scale=scale,
+            windows=windows_of(config),
         )
 
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
-        layer, spec = f"model.layers.{index}", self._spec
-        queries, keys = self._head_rows(spec.group), self._head_rows()
-        inner = self._shard.of(spec.intermediate)
-        attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+        layer = f"model.layers.{index}"
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
-            qkv=self._stacked(attention, [queries, keys, keys]),
-            query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
-            key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
-            output=self._partial(f"{layer}.self_attn.o_proj", queries),
+            qkv=self._qkv(layer),
+            query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
+            key_norm=self._head_norm(f"{layer}.self_attn.k_norm"),
+            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
             mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
-            up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
-            down=self._partial(f"{layer}.mlp.down_proj", inner),
+            up=self._up(layer),
+            down=self._down(layer),
         )
 
+    def _qkv(self, layer: str) -> Linear:
+        queries, keys = self._head_rows(self._spec.group), self._head_rows()
+        return self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
 
-def rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
-    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config."""
-    kind = config.rope_parameters["rope_type"]
+    def _up(self, layer: str) -> Linear | None:
+        inner = self._shard.of(self._spec.intermediate)
+        return self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner])
+
+    def _down(self, layer: str) -> Linear | None:
+        return self._partial(f"{layer}.mlp.down_proj", self._shard.of(self._spec.intermediate))
+
+
+def windows_of(config: Any) -> tuple[int, ...]:
+    """`windows` of DecoderSpec, from transformers' config."""
+    size = getattr(config, "sliding_window", None) or 0
+    if size and size >= config.max_position_embeddings:
+        return ()  # longer than any request
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def rotary_frequencies(config: Any, layer_type: str | None = None) -> tuple[tuple[float, ...], float]:
+    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config; `layer_type`: of these layers, if
+    each type has its own."""
+    rope = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+    kind = rope["rope_type"]
     if kind != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config)
+        of_type = {"layer_type": layer_type} if layer_type else {}
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, **of_type)
         return tuple(frequencies.tolist()), scale
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dim = int(dim * rope.get("partial_rotary_factor", 1.0))
     shares = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    return tuple((1.0 / (config.rope_parameters["rope_theta"] ** shares)).tolist()), 1.0
+    return tuple((1.0 / (rope["rope_theta"] ** shares)).tolist()), 1.0

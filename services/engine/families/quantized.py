@@ -1,9 +1,13 @@
-"""QuantizedWeight: a product's weights as a checkpoint stores them: integers, with a scale for each group of inputs."""
+"""QuantizedWeight: a product's weights as a checkpoint stores them: integers, with a scale for each group of inputs.
+
+Backends round the weights to bfloat16, as `dequantize` does, so it makes no difference to a product whether the codes
+or the numbers are kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,7 +24,7 @@ class QuantizedWeight:
     codes: torch.Tensor  # [outputs, inputs], uint8: 0 to 2^bits - 1
     scales: torch.Tensor  # [outputs, inputs / group], float32
     offsets: torch.Tensor  # [outputs, inputs / group], float32
-    bits: int  # 4, 6 or 8
+    bits: int  # 2 to 8
     group: int  # inputs that share a scale; it divides their number
 
     def __post_init__(self) -> None:
@@ -33,28 +37,77 @@ class QuantizedWeight:
         """Outputs and inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def is_centred(self) -> bool:
+        """Whether every weight is `scale * (code - middle)`, with the middle of the codes of 4 or 8 bits in which they
+        are kept."""
+        middle = 1 << (4 if self.bits <= 4 else 8) - 1
+        return torch.equal(self.offsets, self.scales * -middle)
+
+    def centred(self) -> QuantizedWeight:
+        """The same weights with larger codes, if that makes them centred."""
+        if self.is_centred:
+            return self
+        kept = 4 if self.bits <= 4 else 8
+        shift = (1 << kept - 1) - (1 << self.bits - 1)
+        if not shift or not torch.equal(self.offsets, self.scales * -(1 << self.bits - 1)):
+            return self
+        return replace(self, codes=self.codes + shift, offsets=self.scales * -(1 << kept - 1), bits=kept)
+
     def part(self, rows: RowRange | None = None, columns: RowRange | None = None) -> QuantizedWeight:
-        """These outputs, or these inputs, whose limits are multiples of the group."""
+        """These outputs, or these inputs. Groups become smaller if the inputs end within one."""
+        if columns and (columns[0] % self.group or columns[1] % self.group):
+            return self.regrouped(math.gcd(self.group, *columns)).part(rows, columns)
         own = slice(*rows) if rows else slice(None)
         codes = self.codes[own, slice(*columns)] if columns else self.codes[own]
         groups = slice(None)
         if columns:
-            assert columns[0] % self.group == columns[1] % self.group == 0, (columns, self.group)
             groups = slice(columns[0] // self.group, columns[1] // self.group)
         return QuantizedWeight(codes, self.scales[own, groups], self.offsets[own, groups], self.bits, self.group)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weights as numbers, rounded to `dtype` at the end."""
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        """These rows as numbers, as of a tensor."""
+        codes, scales, offsets = (each[rows] for each in (self.codes, self.scales, self.offsets))
+        return QuantizedWeight(codes, scales, offsets, self.bits, self.group).dequantize()
+
+    def regrouped(self, group: int) -> QuantizedWeight:
+        """The same weights in smaller groups."""
+        assert self.group % group == 0, (self.group, group)
+        scales, offsets = (each.repeat_interleave(self.group // group, 1) for each in (self.scales, self.offsets))
+        return replace(self, scales=scales, offsets=offsets, group=group)
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """The weights as numbers: computed in float32, rounded to `dtype` at the end."""
         outputs, inputs = self.codes.shape
         codes = self.codes.view(outputs, inputs // self.group, self.group)
         weights = torch.addcmul(self.offsets[..., None], self.scales[..., None], codes.to(torch.float32))
         return weights.view(outputs, inputs).to(dtype)
 
 
-def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Products of the same input and in the same format, one below the other."""
-    first = weights[0]
-    assert all((each.bits, each.group) == (first.bits, first.group) for each in weights)
-    parts = ([getattr(each, name) for each in weights] for name in ("codes", "scales", "offsets"))
+Weight = torch.Tensor | QuantizedWeight  # of a product
+
+
+def quantize(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
+    """Numbers [outputs, inputs] as codes between the least and the largest of each group."""
+    outputs, inputs = weight.shape
+    groups = weight.to(torch.float32).view(outputs, inputs // group, group)
+    least, most = groups.amin(-1), groups.amax(-1)
+    scales, offsets = (each.to(torch.float16).to(torch.float32) for each in ((most - least) / ((1 << bits) - 1), least))
+    codes = ((groups - offsets[..., None]) / scales[..., None]).round_().clamp_(0, (1 << bits) - 1)
+    return QuantizedWeight(codes.to(torch.uint8).view(outputs, inputs), scales, offsets, bits, group)
+
+
+def stack(weights: Sequence[Weight]) -> Weight:
+    """Products of the same input, one below the other, with the largest codes and the smallest groups of them; as
+    numbers if one of them is kept so."""
+    quantized = [each for each in weights if isinstance(each, QuantizedWeight)]
+    if len(quantized) < len(weights):
+        return torch.cat([each.dequantize() if isinstance(each, QuantizedWeight) else each for each in weights])
+    bits, group = max(each.bits for each in quantized), math.gcd(*(each.group for each in quantized))
+    same = [each.regrouped(group) for each in quantized]
+    parts = ([getattr(each, name) for each in same] for name in ("codes", "scales", "offsets"))
     codes, scales, offsets = (torch.cat(part) for part in parts)
-    return QuantizedWeight(codes, scales, offsets, first.bits, first.group)
+    return QuantizedWeight(codes, scales, offsets, bits, group)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from services import wire
 from services.engine.checkpoints.tensors import open_folder
+from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
+from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
+from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
+from services.engine.families.olmo2 import Olmo2
+from services.engine.families.phi3 import Phi3
+from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights
@@ -24,7 +31,17 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
+    "granite": Granite,
+    "granitemoehybrid": GraniteHybrid,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
+    "smollm3": SmolLm3,
+    "qwen3_moe": Qwen3Moe,
+    "olmoe": Olmoe,
+    "mixtral": Mixtral,
     "gpt2": Gpt2,
+    "gemma2": Gemma,
+    "gemma3_text": Gemma,
 }
 
 WHOLE = Shard()
@@ -36,9 +53,12 @@ def spec_of(config: Any) -> DecoderSpec | None:
     return family.read_spec(config) if family else None
 
 
-def open_weights(spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE) -> DecoderWeights:
-    """The weights of a model with this spec, from a folder with safetensors or from tensors. Raises ModelError."""
-    tensors = open_folder(source) if isinstance(source, Path) else source
+def open_weights(
+    spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE, as_stored: bool = False
+) -> DecoderWeights:
+    """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
+    have QuantizedWeights. Raises ModelError."""
+    tensors = open_folder(source, as_stored) if isinstance(source, Path) else source
     return FAMILIES[spec.family](spec, tensors, shard)
 
 
@@ -53,7 +73,9 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
         return wire.unpack(DecoderSpec, file.read_bytes())
     from services.engine.families.config import load_config
 
-    spec = spec_of(load_config(folder))
+    config = load_config(folder)
+    whole = json.loads((folder / "config.json").read_text()).get("model_type") == config.model_type
+    spec = spec_of(config) if whole else None  # the text part of another model has other names of tensors
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))

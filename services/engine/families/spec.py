@@ -1,18 +1,43 @@
-"""DecoderSpec: what the layers of a model compute. The kernels of both backends know nothing else about it."""
+"""DecoderSpec: what the layers of a model compute. The kernels know nothing else about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+
+class Activation(IntEnum):
+    """The function in the middle of an MLP. model.h has the same numbers."""
+
+    SILU = 0
+    GELU = 1  # in its tanh form
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """What layers have instead of an MLP: `count` MLPs of the same form. A token goes to the `chosen` ones with the
+    highest logits of a router, the first of equal ones. Their outputs are added, best first, with shares: the softmax
+    of all logits, or `normalised`, of those that are chosen."""
+
+    count: int
+    chosen: int
+    intermediate: int  # of each
+    normalised: bool
+    layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Pre-norm decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary.
+    """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
+    `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
-    down(silu(gate x) * up x); else down(gelu(up x)) with gelu's tanh form. `frequencies` are those of rotary embeddings
-    over the whole head, one for each pair of its columns: radians per position, exact in float32; with none, positions
-    are learned.
+    down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings, one
+    for each pair of a head's columns: radians per position, exact in float32; with none, positions are learned.
+    Column i of a head's first half and column i of its second are a pair; columns behind the last pair are not rotated.
+
+    `windows` has a number for each layer: how many tokens a token attends to, itself and those before it; 0: to all.
+    Empty: no layer has a window. A soft cap c makes c * tanh(x / c) of a number x; 0: none.
     """
 
     family: str  # a key of registry.FAMILIES
@@ -28,10 +53,52 @@ class DecoderSpec:
     gated: bool = True
     frequencies: tuple[float, ...] = ()
     rotary_scale: float = 1.0  # a factor of cosines and sines
+    long_frequencies: tuple[float, ...] = ()  # instead, where requests may be longer than `short_length`
+    short_length: int = 0  # tokens
+    chosen: str = ""  # by `for_length`: "short" or "long" frequencies
+    rotary_layers: tuple[bool, ...] = ()  # which layers have rotary embeddings; empty: all
+    activation: Activation = Activation.SILU
+    windows: tuple[int, ...] = ()
+    local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
+    soft_cap: float = 0.0  # of attention scores
+    logits_soft_cap: float = 0.0
+    pre_norms: bool = True
+    post_norms: bool = False
+    norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
+    embedding_scale: float = 1.0  # a factor of the tokens' embeddings
+    rounds_embedding_scale: bool = False  # to the dtype that is served, as transformers' Gemma does
+    attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
+    logits_scale: float = 1.0
+    experts: ExpertsSpec | None = None
 
     @property
     def rotary(self) -> bool:
         return bool(self.frequencies)
+
+    def for_length(self, length: int) -> DecoderSpec:
+        """The spec for requests of up to `length` tokens. The keys of a request, which others may share, have one kind
+        of frequencies, so the longest request that is served decides."""
+        if not self.long_frequencies:
+            return self
+        if length <= self.short_length:
+            return replace(self, long_frequencies=(), chosen="short")
+        return replace(self, frequencies=self.long_frequencies, long_frequencies=(), chosen="long")
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer of the model has rotary embeddings."""
+        return self.rotary and (not self.rotary_layers or self.rotary_layers[layer])
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer of the model has experts."""
+        return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
+
+    @property
+    def runs_on_cuda(self) -> bool:
+        """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
+        plain = Activation.SILU if self.gated else Activation.GELU
+        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
+        caps = self.soft_cap or self.logits_soft_cap
+        return self.activation == plain and norms and not (self.windows or caps or self.experts)
 
     @property
     def group(self) -> int:
@@ -41,4 +108,4 @@ class DecoderSpec:
     @property
     def scaling(self) -> float:
         """The factor of attention scores."""
-        return float(self.head_dim**-0.5)
+        return self.attention_scale or float(self.head_dim**-0.5)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 
+from services.engine.families.gguf import FORMATS, read_blocks
+from services.engine.families.quantized import Weight, quantize
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
+from services.models.contents import BLOCKS
 
 DEVIATION = 0.02  # of random weights; families are initialised with it
 
@@ -22,10 +26,19 @@ class Tensors(Protocol):
     @property
     def bytes_read(self) -> int: ...
 
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Bits, and inputs of a group (0: all), of each weight that is read as it is stored."""
+        ...
+
     def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        ...
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """The same for a product's weight, as the source stores it."""
         ...
 
     def rows(self, name: str) -> int:
@@ -36,8 +49,9 @@ class Tensors(Protocol):
 class Checkpoint:
     """The tensors of a transformers folder with safetensors."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError for a folder without safetensors."""
+    def __init__(self, folder: Path, as_stored: bool = False) -> None:
+        """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
+        without safetensors."""
         index = folder / "model.safetensors.index.json"
         if index.exists():
             files: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -51,6 +65,12 @@ class Checkpoint:
         self.bytes_read = 0
         self._files = names
         self._opened: dict[Path, Any] = {}
+        self._blocks: Any = None
+        self._kinds: dict[str, str] = {}  # ggml's types
+        if as_stored and (folder / BLOCKS).exists():
+            self._blocks = safe_open(folder / BLOCKS, framework="pt")
+            self._kinds = self._blocks.metadata()
+        self.groups = {name: FORMATS[kind][:2] for name, kind in self._kinds.items()}
 
     @property
     def names(self) -> list[str]:
@@ -66,6 +86,15 @@ class Checkpoint:
         tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
         self.bytes_read += tensor.nbytes
         return tensor
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors. For some columns, whole rows of blocks are read."""
+        if name not in self._kinds:
+            return self.read(name, rows, columns)
+        part = self._blocks.get_slice(name)
+        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
+        self.bytes_read += stored.nbytes
+        return read_blocks(self._kinds[name], stored).part(columns=columns)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
@@ -84,18 +113,32 @@ class RandomTensors:
     """The tensors of a config, with transformers' names and shapes. Each is drawn on the device when it is read; the
     same name always has the same numbers.
 
-    Weights are normal, since products of zeros are faster than those of numbers; the weights of norms are about 1.
+    Weights are normal, since products of zeros are faster than those of numbers. Norms multiply by about 1.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, deviation: float = DEVIATION) -> None:
+    def __init__(
+        self,
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        deviation: float = DEVIATION,
+        groups: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """`groups`: of weights that are quantised, see Tensors."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        self._norms = {
+            f"{name}.weight": _neutral_weight(type(module))
+            for name, module in model.named_modules()
+            if len(self._shapes.get(f"{name}.weight", ())) == 1
+        }
         self._dtype = dtype
         self._device = device
         self._deviation = deviation
+        self.groups = dict(groups or {})
         self.bytes_read = 0
 
     def __contains__(self, name: str) -> bool:
@@ -103,14 +146,27 @@ class RandomTensors:
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors. The whole tensor is drawn, even if a part is asked for."""
+        weight = self.weight(name, rows, columns)
+        return weight if isinstance(weight, torch.Tensor) else weight.dequantize(self._dtype)
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors."""
         shape = self._shape(name)
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
-        if len(shape) == 1 and name.endswith(".weight"):
-            tensor += 1.0
-        part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor
+        if name in self.groups:
+            bits, group = self.groups[name]
+            return quantize(self._draw(name, shape), bits, group or shape[1]).part(rows, columns)
+        if len(shape) == 3:  # matrices of experts, which are read one at a time
+            first, end = rows or (0, shape[0])
+            part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
+        else:
+            drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
+            part = drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
         self.bytes_read += part.nbytes
         return part
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
@@ -120,3 +176,8 @@ class RandomTensors:
         if name not in self._shapes:
             raise ModelError(f"the weights have no tensor {name!r}")
         return self._shapes[name]
+
+
+def _neutral_weight(norm: Any) -> float:
+    """The weight with which a norm of this class multiplies by 1: 0 if it adds 1. transformers starts with it."""
+    return float(norm(1).weight.detach())

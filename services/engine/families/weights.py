@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
+from services.engine.families.quantized import Weight, stack
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.parallel.layout import RowRange, Shard
@@ -17,28 +20,44 @@ from services.engine.parallel.layout import RowRange, Shard
 class Linear:
     """A product by `weight` [outputs, inputs], plus `bias` [outputs]."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The weight as a tensor of numbers."""
+        return self.weight if isinstance(self.weight, torch.Tensor) else self.weight.dequantize()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsWeights:
+    """The weights of a layer's experts. `each` reads them one after another: `up` and `down` as of LayerWeights."""
+
+    router: Linear
+    each: Iterator[tuple[Linear, Linear]]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer. Norms are Linears whose weight is a vector."""
+    """The weights of one layer. Norms are Linears whose weight is a vector, and None where a layer has none."""
 
-    attention_norm: Linear
+    attention_norm: Linear | None
     qkv: Linear  # queries, keys, values
-    query_norm: torch.Tensor | None  # [head_dim]
+    query_norm: torch.Tensor | None  # [head_dim], or of all heads
     key_norm: torch.Tensor | None
     output: Linear
-    mlp_norm: Linear
-    up: Linear  # gated: gate and up projection, one after the other
-    down: Linear
+    mlp_norm: Linear | None
+    up: Linear | None  # gated: gate and up projection, one after the other; None in a layer of experts
+    down: Linear | None
+    attention_post_norm: Linear | None = None  # of what attention computes, before that is added
+    mlp_post_norm: Linear | None = None
+    experts: ExpertsWeights | None = None
 
 
 class Table(NamedTuple):
     """A shard's rows of an embedding, from row `first` on."""
 
-    rows: torch.Tensor  # [rows, hidden]
+    rows: Weight  # [rows, hidden]
     first: int
 
 
@@ -87,6 +106,11 @@ class DecoderWeights(ABC):
         """The dtype of the weights in the checkpoint, by the embedding's."""
         return self._read(self.embedding_name, rows=(0, 1)).dtype
 
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        return self._tensors.groups
+
     def embedding(self) -> Table:
         """The embedding of tokens."""
         return self._table(self.embedding_name)
@@ -96,14 +120,19 @@ class DecoderWeights(ABC):
         return self._table(self.positions_name)
 
     def last_norm(self) -> Linear:
-        return self._norm(self.last_norm_name)
+        """The norm before the vocabulary. It scales the logits, too: those are a product of its output."""
+        norm, scale = self._norm(self.last_norm_name), self._spec.logits_scale
+        if scale == 1.0:
+            return norm
+        bias = None if norm.bias is None else norm.bias.to(torch.float32) * scale
+        return Linear(norm.numbers.to(torch.float32) * scale, bias)
 
     @property
     def tied(self) -> bool:
         """Whether the vocabulary is the embedding."""
         return "lm_head.weight" not in self._tensors
 
-    def vocabulary(self) -> torch.Tensor:
+    def vocabulary(self) -> Weight:
         """This shard's rows of the product that gives logits [vocab, hidden]."""
         return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
 
@@ -117,23 +146,50 @@ class DecoderWeights(ABC):
 
     def _table(self, name: str) -> Table:
         rows = self._shard.of(self._tensors.rows(name))
-        return Table(self._read(name, rows), rows[0])
+        return Table(self._tensors.weight(name, rows), rows[0])
 
     def _norm(self, name: str) -> Linear:
-        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
+        return Linear(self._norm_weight(name), self._optional(f"{name}.bias"))
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        """The weight of an RMS norm of each head, if there is one."""
+        return self._norm_weight(name) if f"{name}.weight" in self._tensors else None
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        """What a norm multiplies by."""
+        return self._read(f"{name}.weight")
 
     def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
         """Products of the same input, one below the other; of each these rows."""
-        weights = [self._read(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
+        weights = [self._tensors.weight(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
         if f"{names[0]}.bias" not in self._tensors:
-            return Linear(torch.cat(weights))
+            return Linear(stack(weights))
         biases = [self._read(f"{name}.bias", part) for name, part in zip(names, rows, strict=True)]
-        return Linear(torch.cat(weights), torch.cat(biases))
+        return Linear(stack(weights), torch.cat(biases))
 
     def _partial(self, name: str, columns: RowRange) -> Linear:
         """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
-        return Linear(self._read(f"{name}.weight", columns=columns), bias)
+        return Linear(self._tensors.weight(f"{name}.weight", columns=columns), bias)
+
+    def _halves(self, count: int) -> list[RowRange]:
+        """This shard's rows of both halves of a tensor with 2 * `count` rows."""
+        begin, end = self._shard.of(count)
+        return [(begin, end), (count + begin, count + end)]
+
+    def _paired(self, linear: Linear, rows: int) -> Linear:
+        """A product whose first `rows` outputs are heads of queries and keys with partial rotary embeddings: the
+        columns of each head in another order, in which both of a pair are half a head apart, as in embeddings over the
+        whole head. Scores are the same in any order."""
+        dim, rotated = self._spec.head_dim, 2 * len(self._spec.frequencies)
+        if rotated in (0, dim):
+            return linear
+        middle = (rotated + dim) // 2
+        low = [*range(rotated // 2), *range(rotated, middle)]
+        high = [*range(rotated // 2, rotated), *range(middle, dim)]
+        order = torch.arange(len(linear.weight))
+        order[:rows] = order[:rows].view(-1, dim)[:, low + high].reshape(-1)
+        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order])
 
     def _head_rows(self, group: int = 1) -> RowRange:
         """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
@@ -141,8 +197,12 @@ class DecoderWeights(ABC):
         return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
 
 
-def rotary_table(spec: DecoderSpec, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
-    them."""
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)
-    return angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    them; `local`: of the layers with a window, if those have others. Columns without a frequency turn nothing."""
+    assert not spec.long_frequencies, "see DecoderSpec.for_length"
+    frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    still = (0, spec.head_dim // 2 - len(frequencies))
+    cosines, sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    return pad(cosines, still, value=1.0), pad(sines, still)

@@ -68,7 +68,12 @@ class RankDecoder(ABC):
     @property
     def path(self) -> str:
         """See Decoder."""
-        return self.backend if self._layout.size == 1 else f"{self.backend} {self._layout}"
+        parts = [self.backend]
+        if self._spec.chosen:
+            parts.append(f"longrope-{self._spec.chosen}")
+        if self._layout.size > 1:
+            parts.append(str(self._layout))
+        return " ".join(parts)
 
     @property
     def layers(self) -> list[LayerShape]:

@@ -84,6 +84,8 @@ class Layout:
             raise SettingsError(f"tp={self.tp} is over the model's {spec.kv_heads} KV heads")
         if self.pp > spec.layers:
             raise SettingsError(f"pp={self.pp} is over the model's {spec.layers} layers")
+        if self.tp > 1 and spec.norms_all_heads:
+            raise SettingsError(f"tp={self.tp}: the model's norms of queries and keys run over all heads")
         first, end = self.layers(spec.layers)
         kv_heads = self.shard.share(spec.kv_heads)
         return replace(
@@ -92,6 +94,7 @@ class Layout:
             heads=kv_heads * spec.group,
             kv_heads=kv_heads,
             intermediate=self.shard.share(spec.intermediate),
+            experts=spec.experts and replace(spec.experts, intermediate=self.shard.share(spec.experts.intermediate)),
         )
 
     def __str__(self) -> str:

@@ -29,6 +29,13 @@ def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or _cpu_prefers_bfloat16() else torch.float32
 
 
+def choose_cache_dtype(settings: EngineSettings, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values, for weights and activations in `dtype`."""
+    if settings.kv_cache_dtype == "auto":
+        return dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.kv_cache_dtype, torch.int8)
+
+
 def set_threads(settings: EngineSettings) -> None:
     """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may use all
     the time (see `usable_cores`), shared by all ranks."""

@@ -52,7 +52,7 @@ def load_decoder(
         return load_fast(spec, tensors or folder, settings, length, layout, allocate)
     device = devices.choose_device(settings)
     dtype = devices.choose_dtype(settings, device)
-    _check_weights(settings, device)
+    _check_formats(settings, device)
     path = "sdpa"
     if whole := fast_path_spec(folder, settings):
         try:
@@ -61,8 +61,10 @@ def load_decoder(
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"sdpa {FALLBACK}"
     needed = "is served on the fast path only, which this model is not on here"
-    if settings.weights != "dtype":
+    if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} {needed}")
+    if settings.kv_cache_dtype != "auto":
+        raise SettingsError(f"kv_cache_dtype={settings.kv_cache_dtype} {needed}; use auto")
     if settings.batch_invariant:
         raise SettingsError(f"batch_invariant {needed}")
     # transformers' layers take seconds to import, and the fast path does not use them
@@ -94,7 +96,8 @@ def load_fast(
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
-    weights = open_weights(spec, source, layout.shard)
+    spec = spec.for_length(length)
+    weights = open_weights(spec, source, layout.shard, executes_as_stored(settings))
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
@@ -114,8 +117,13 @@ def cpu_setup(
     """What the weights of a CpuDecoder are packed from. Raises NoKernels."""
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
-    library = kernels(settings.cache_dir)
-    return CpuSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length, allocate)
+    library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
+    return CpuSetup(library, spec, weights, kept, cached, torch.get_num_threads(), length, allocate)
+
+
+def executes_as_stored(settings: EngineSettings) -> bool:
+    """Whether the fast path keeps weights as the checkpoint stores them."""
+    return settings.weights == "auto" and devices.choose_device(settings).type == "cpu"
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
@@ -129,7 +137,7 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
     if spec is None:
         raise SettingsError(f"{needed}, which {folder.name} is not on here")
     device = devices.choose_device(settings)
-    _check_weights(settings, device)
+    _check_formats(settings, device)
     try:
         need_kernels(settings, device)
     except NoKernels as error:
@@ -138,8 +146,11 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
 
 
 def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
-    """The spec of the model in `folder`; None if the fast path does not run it. Raises ModelError."""
-    return load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    """The spec of the model in `folder`; None if the fast path does not run it on this device. Raises ModelError,
+    SettingsError."""
+    spec = load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    on_cuda = devices.choose_device(settings).type == "cuda"
+    return None if spec and on_cuda and not spec.runs_on_cuda else spec
 
 
 def need_kernels(settings: EngineSettings, device: torch.device) -> None:
@@ -172,6 +183,13 @@ def choose_length(own: int, asked: int) -> int:
     return asked or own
 
 
-def _check_weights(settings: EngineSettings, device: torch.device) -> None:
-    if settings.weights != "dtype" and device.type != "cpu":
+def _check_formats(settings: EngineSettings, device: torch.device) -> None:
+    if device.type == "cpu":
+        return
+    if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")
+    dtype = devices.choose_dtype(settings, device)
+    if devices.choose_cache_dtype(settings, dtype) != dtype:
+        name = str(dtype).removeprefix("torch.")
+        asked = f"kv_cache_dtype={settings.kv_cache_dtype} with dtype={name}"
+        raise SettingsError(f"{asked} is served on a CPU only; use auto, which is {name} here")

@@ -7,6 +7,7 @@
 --      3  lease, us
 --      4  epoch that is known to be dead, or ""
 --      5  nonce
+--      6  number that the new epoch has to exceed
 -- Reply   {1, epoch, owner, 1 if the seat is surplus}; or {0, epoch, owner, the same} of the holder while its lease lives.
 --         A repeat by the owner before its first exchange gets the same epoch again.
 local seat, owner = ARGV[1], ARGV[2]
@@ -29,6 +30,10 @@ if wake then
 end
 if held[1] then
   return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2], is_surplus(seat) and 1 or 0 }
+end
+if tick <= tonumber(ARGV[6]) then
+  tick = tonumber(ARGV[6]) + 1
+  redis.call("HSET", META, "tick", tick)
 end
 local epoch = string.format("%.0f:%s", tick, ARGV[5])
 redis.call("HSET", seat_key, "epoch", epoch, "owner", owner, "lease", ARGV[3], "call", 0)

@@ -180,7 +180,9 @@ class ReferencePool(SeatRules):
 
     # --- schedulers ---
 
-    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
+    async def acquire(
+        self, seat: str, owner: str, lease: float, dead_epoch: str | None = None, after: int = 0
+    ) -> SeatGrant:
         self._begin()
         wake = self._cancel_abandoned()
         wake |= self._end_overdue()
@@ -193,7 +195,7 @@ class ReferencePool(SeatRules):
             self._wake_idle_seats()
         if held.epoch is not None:
             return SeatGrant(held.owner == owner and held.call == 0, held.epoch, held.owner, self._is_surplus(seat))
-        self._epochs += 1
+        self._epochs = max(self._epochs, after) + 1
         held.epoch, held.owner, held.call = f"{self._epochs}:{owner}", owner, 0
         held.lease, held.expires = lease, self._now + lease
         return SeatGrant(True, held.epoch, owner, self._is_surplus(seat))

@@ -2,12 +2,13 @@
 
 import pytest
 
+from gateway.pool_client.event_reader import PAUSE
 from load.curves import Curve, Point, sweep
 from load.simulation import __main__ as simulate
 from load.simulation import article, paper, plan
 from load.simulation.cost import TABLE_1
 from load.simulation.paper import Scale
-from load.simulation.pool import Price
+from load.simulation.pool import Price, Reads
 from load.trace import Answer
 from load.workloads import sized
 from services.messages import Commit, Exchange, Room
@@ -37,16 +38,23 @@ def test_the_plan_part_is_the_same_twice_and_draws(tmp_path):
 
 
 def test_an_exchange_costs_by_its_commits_and_tokens():
-    price = Price(exchange=100.0, commit=10.0, token=1.0, gateway=1000.0)
+    price = Price(exchange=100.0, commit=10.0, token=1.0)
     commits = [Commit("a", 0, [5]), Commit("b", 0, [5, 5, 5]), Commit("c", 0, [])]
     exchange = Exchange("s", "e", 1, commits, Room(0, 0, 16))
-    assert price.of(exchange, gateways=2) == 100 + 30 + 2 + 2 * 1000
-    assert price.of(exchange, gateways=8) == 100 + 30 + 2 + 3 * 1000  # a gateway without a sequence hears nothing
+    assert price.of(exchange) == 100 + 30 + 2
+
+
+def test_a_gateway_reads_the_events_of_several_exchanges_at_once():
+    reads = Reads(gateways=2)
+    assert reads.caused(0.0, commits=64) == 2
+    assert reads.caused(0.1 * PAUSE, commits=64) == 2  # read after the pause
+    assert reads.caused(0.9 * PAUSE, commits=64) == 0  # with those
+    assert reads.caused(5.0 * PAUSE, commits=1) == 1  # a gateway without a sequence hears nothing
 
 
 def test_a_gateway_for_each_processor_of_chunks():
     load = plan.Load(running=64, iteration=0.020)
-    assert (load.gateways(1), load.gateways(10)) == (1, 5)  # 3,200 chunks a second of 0.133 ms
+    assert (load.gateways(1), load.gateways(10), load.gateways(11)) == (1, 1, 2)  # 3,200 chunks a second of 0.028 ms
 
 
 def test_a_full_engine_gives_all_it_can_and_a_pool_with_too_many_does_not():

@@ -41,7 +41,8 @@ def features(engine: Engine, folder: Path) -> str:
         found.append("latent keys")
     if "longrope" in str(fields.get("rope_parameters")):
         found.append("`longrope`")
-    path = "CPU and CUDA" if spec_of(config) else "stock"
+    spec = spec_of(config)
+    path = "stock" if not spec else "CPU and CUDA" if spec.runs_on_cuda else "CPU"
     return f"{path} | {', '.join(found)}"
 
 

@@ -17,6 +17,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
 from services.engine.engine import Engine
+from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
@@ -36,6 +37,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a bias in attention": ("llama", {"attention_bias": True}),
     "as many KV heads as heads": ("llama", {"num_key_value_heads": 4}),
     "heads wider than the model": ("qwen3", {"head_dim": 32}),
+    "windows in all layers": ("mistral", {"sliding_window": 8}),
+    "windows in some layers": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "windows and layers without rotary embeddings": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [0, 1]},
+    ),
+    "windows and fused products": ("phi3", {"sliding_window": 5}),
+    "a window longer than requests": ("phi3", {"sliding_window": 300}),
+    "a bias in attention, factors": ("granite", {"attention_bias": True}),
+    "layers with an MLP beside layers of experts": ("qwen3_moe", {"mlp_only_layers": [0]}),
+    "shares of the chosen experts alone": ("qwen3_moe", {"norm_topk_prob": True}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama3 rope": (
         "llama",
@@ -63,12 +75,35 @@ def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))
 
 
+@pytest.mark.parametrize(("original", "longest", "chosen"), [(4, 256, "long"), (64, 64, "short")])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_longrope_is_chosen_by_the_longest_request(
+    original: int, longest: int, chosen: str, share: float, tmp_path: Path
+) -> None:
+    """Rotary embeddings over the whole head, and over half of it."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": share,
+        "original_max_position_embeddings": original,
+        "short_factor": [1.0 + i / 10 for i in range(int(8 * share))],
+        "long_factor": [1.0 + i * i for i in range(int(8 * share))],
+    }
+    config = {"rope_parameters": rope, "original_max_position_embeddings": original}
+    folder = make_tiny_model(tmp_path, "phi3", with_tokenizer=False, **config)
+    engine = check_family(folder, replace(STOCK, fast_path=True, max_model_len=longest), shortest=5)
+    assert engine.figures.numerics.endswith(f"native longrope-{chosen}")
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
-        ("mistral", {"sliding_window": 16}),
+        ("granite", {"mlp_bias": True}),
+        ("granitemoehybrid", {"num_local_experts": 4}),
+        ("granitemoehybrid", {"position_embedding_type": None}),
+        ("olmoe", {"clip_qkv": 1.0}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],
@@ -91,6 +126,7 @@ def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:
 def test_greedy_tokens_equal_generate_on_cuda(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     engine = Engine.load(folder, EngineSettings(device="cuda", dtype="float32", block_size=4, kv_blocks=200))
-    assert engine.figures.numerics.endswith("triton") == (family in FAST)
+    spec = spec_of(load_config(folder))
+    assert engine.figures.numerics.endswith("triton") == bool(spec and spec.runs_on_cuda)
     jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))

@@ -16,10 +16,10 @@ HIDDEN = "h1dden"
         ("rediss://u:p@h:1/2?a=b", Address("server", "rediss://u:p@h:1/2?a=b", (("h", 1),))),
         ("unix:///a/b.sock?db=1", Address("server", "unix:///a/b.sock?db=1")),
         (
-            "redis+sentinel://u:p%40@a,b:5/main/3?ssl_ca_certs=c&sentinel_username=s&sentinel_password=t%2F",
+            "rediss+sentinel://u:p%40@a,b:5/main/3?ssl_ca_certs=c&sentinel_username=s&sentinel_password=t%2F",
             Address(
                 "sentinel",
-                "redis://u:p%40@a:26379/3?ssl_ca_certs=c",
+                "rediss://u:p%40@a:26379/3?ssl_ca_certs=c",
                 (("a", 26379), ("b", 5)),
                 "main",
                 {"username": "s", "password": "t/"},
@@ -60,6 +60,8 @@ def test_a_url_is_read(url, address):
         (f"redis+cluster://:{HIDDEN}]@a", "a bracket or another .*; expected redis\\+cluster://"),
         (f"redis+cluster://:{HIDDEN}@a/1", "a Cluster has one only; expected redis\\+cluster://"),
         (f"redis+cluster://:{HIDDEN}@a/m", "a database that is not a number"),
+        (f"redis://:{HIDDEN}@a?ssl_ca_certs=c", "options of TLS .*, which need 'rediss://'"),
+        (f"redis+sentinel://:{HIDDEN}@a/m?ssl_ca_certs=c", r"which need 'rediss\+sentinel://'"),
     ],
 )
 def test_a_wrong_url_is_refused_with_the_reason_and_the_form(url, wrong):

@@ -74,6 +74,18 @@ async def test_epochs_count_up(pool):
     assert numbers == sorted(set(numbers))
 
 
+async def test_an_epoch_exceeds_a_number_of_another_pool_and_so_do_later_ones(pool):
+    """The clock of the other pool's server may be ahead by years."""
+    ahead, numbers = 9 * 10**15, []
+    for after in (ahead, 0, ahead + 10, 0):
+        epoch = (await pool.acquire("a", "me", 100, after=after)).epoch
+        await pool.release("a", epoch)
+        numbers.append(int(epoch.split(":")[0]))
+    assert numbers[0] > ahead
+    assert numbers[2] > ahead + 10
+    assert numbers == sorted(set(numbers))
+
+
 @pytest.fixture
 async def running(pool):
     """An owner with a short lease that runs `r/0` (two tokens committed) and `r/1`; `s/0` waits."""

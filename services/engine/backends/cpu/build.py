@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from filelock import FileLock
@@ -97,9 +99,14 @@ def prebuild(targets: Sequence[str], source: Path = SOURCE, folder: Path = PREBU
     if unknown := set(targets) - set(TARGETS):
         raise NoKernels(f"no such sets of instructions: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     folder.mkdir(exist_ok=True)
-    for target in targets:
-        flags = [flag for flag in FLAGS if not flag.startswith("-march=")]
+    flags = [flag for flag in FLAGS if not flag.startswith("-march=")]
+
+    def compile_for(target: str) -> None:
         _compile([COMPILER, *flags, *TARGETS[target][0].split()], source, folder / _prebuilt_name(target, source))
+
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        for _ in compilers.map(compile_for, targets):
+            pass  # raises what failed
 
 
 def _prebuilt_name(target: str, source: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.engine.backends.cpu.packed import PackedModel, WeightKind, address
+from services.engine.backends.cpu.packed import PackedModel, WeightKind
 from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
@@ -19,6 +19,8 @@ from services.engine.parallel.decoder import AllReduce, RankDecoder
 
 CPU = torch.device("cpu")
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
+
+CACHE_KINDS = (torch.float32, torch.bfloat16, torch.int8)  # CacheKind in batch.h
 
 
 class CpuDecoder(RankDecoder):
@@ -32,22 +34,22 @@ class CpuDecoder(RankDecoder):
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
         self.weight_dtype, self.cache_dtype = packed.kind.dtype, packed.cache_dtype
         self.backend = "native"
-        if packed.kind == WeightKind.BFLOAT16_DOTS:
+        if packed.kind.has_bfloat16_rows:
             self.backend += f" {packed.units}"
         if packed.kind == WeightKind.INT8:
             self.backend += " int8"
-        cosines, sines = packed.rotary or (None, None)
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
             intermediate=part.intermediate,
             layer_norm=part.layer_norm,
+            norms_all_heads=part.norms_all_heads,
             gated=part.gated,
             threads=packed.threads,
+            activation=part.activation,
             epsilon=part.epsilon,
-            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
-            cosines=address(cosines),
-            sines=address(sines),
+            logits_soft_cap=part.logits_soft_cap,
+            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling, part.soft_cap),
             layers=self._layers,
             last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),
             vocabulary=packed.vocabulary.struct() if packed.vocabulary else Matrix(),
@@ -56,6 +58,8 @@ class CpuDecoder(RankDecoder):
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self._embedding, self._positions = packed.embedding, packed.positions
+        scale = torch.tensor(part.embedding_scale)
+        self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
 
@@ -67,7 +71,7 @@ class CpuDecoder(RankDecoder):
         """See Decoder."""
         self._cache = cache
         self._model.heads.block_size = cache.block_size
-        self._model.bfloat16_cache = cache.dtype == torch.bfloat16
+        self._model.cache_kind = CACHE_KINDS.index(cache.dtype)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
 
@@ -87,6 +91,8 @@ class CpuDecoder(RankDecoder):
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
         whole = self._layout.tp == 1
         x[:] = _look_up(self._embedding, batch.input_ids, whole)
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
         if self._positions is not None:
             x += _look_up(self._positions, batch.positions(), whole)
         return x
@@ -99,6 +105,11 @@ class CpuDecoder(RankDecoder):
         `partial` [tokens, hidden], one half writes there what is to be added."""
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
+
+    def add(self, half: int, change: torch.Tensor, x: torch.Tensor) -> None:
+        """Add to x [tokens, hidden] what a half of a layer computed, if it is the sum of several ranks' `partial`."""
+        model = ctypes.byref(self._model)
+        self._library.orca_add(model, half, _pointer(change), len(x), _pointer(x))
 
     def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
         """See ForwardPass."""
@@ -126,7 +137,7 @@ class CpuForwardPass:
         partial = torch.empty_like(x)
         for half in range(halves):
             decoder.run_halves(self._struct, half, half + 1, x, partial)
-            x += all_reduce(partial)
+            decoder.add(half, all_reduce(partial), x)
         return None
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:

@@ -8,10 +8,13 @@ from enum import IntEnum
 
 import torch
 
-from services.engine.backends.cpu.structs import Layer, Matrix, Norm
+from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
+
+NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32
 
 
 class WeightKind(IntEnum):
@@ -21,10 +24,29 @@ class WeightKind(IntEnum):
     BFLOAT16 = 1  # for float32 rows
     INT8 = 2  # with a scale for each output
     BFLOAT16_DOTS = 3  # for bfloat16 rows, on processors with units for them
+    GROUPS = 4  # with a scale for each group of inputs, for float32 rows
+    GROUPS_DOTS = 5  # the same for bfloat16 rows
 
     @property
     def dtype(self) -> torch.dtype:
-        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)[self]
+        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16, torch.uint8, torch.uint8)[self]
+
+    @property
+    def has_bfloat16_rows(self) -> bool:
+        return self in (WeightKind.BFLOAT16_DOTS, WeightKind.GROUPS_DOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroups:
+    """How a matrix keeps its groups; see groups.h."""
+
+    bits: int
+    size: int
+    centred: bool
+    halves: bool
+
+    def struct(self) -> Groups:
+        return Groups(self.bits, self.size, self.centred, self.halves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +59,12 @@ class PackedMatrix:
     inputs: int
     outputs: int
     kind: WeightKind
+    groups: PackedGroups | None = None
 
     def struct(self) -> Matrix:
         """Points at the tensors of this, which must outlive it."""
-        return Matrix(
-            address(self.panels), address(self.scales), address(self.bias), self.inputs, self.outputs, self.kind
-        )
+        tensors = (address(tensor) for tensor in (self.panels, self.scales, self.bias))
+        return Matrix(*tensors, self.inputs, self.outputs, self.kind, self.groups.struct() if self.groups else Groups())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +80,57 @@ class PackedNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """A layer's experts; see ExpertsSpec."""
+
+    router: PackedMatrix
+    up: list[PackedMatrix]
+    down: list[PackedMatrix]
+    chosen: int
+    normalised: bool
+
+    def struct(self) -> Experts:
+        """Points at the tensors of this, which must outlive it."""
+        count = len(self.up)
+        up, down = ((Matrix * count)(*(one.struct() for one in each)) for each in (self.up, self.down))
+        return Experts(self.router.struct(), up, down, count, self.chosen, self.normalised)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One layer; see LayerWeights."""
 
-    attention_norm: PackedNorm
+    attention_norm: PackedNorm | None
     qkv: PackedMatrix
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     output: PackedMatrix
-    mlp_norm: PackedNorm
-    up: PackedMatrix
-    down: PackedMatrix
+    mlp_norm: PackedNorm | None
+    up: PackedMatrix | None
+    down: PackedMatrix | None
+    experts: PackedExperts | None
+    attention_post_norm: PackedNorm | None
+    mlp_post_norm: PackedNorm | None
+    rotary: Rotary | None
+    window: int  # 0: none
 
     def struct(self) -> Layer:
         """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
         return Layer(
-            attention_norm=self.attention_norm.struct(),
+            attention_norm=_norm(self.attention_norm),
             qkv=self.qkv.struct(),
             query_norm=address(self.query_norm),
             key_norm=address(self.key_norm),
             output=self.output.struct(),
-            mlp_norm=self.mlp_norm.struct(),
-            up=self.up.struct(),
-            down=self.down.struct(),
+            mlp_norm=_norm(self.mlp_norm),
+            attention_post_norm=_norm(self.attention_post_norm),
+            mlp_post_norm=_norm(self.mlp_post_norm),
+            up=self.up.struct() if self.up else Matrix(),
+            down=self.down.struct() if self.down else Matrix(),
+            experts=self.experts.struct() if self.experts else Experts(),
+            cosines=address(self.rotary[0]) if self.rotary else None,
+            sines=address(self.rotary[1]) if self.rotary else None,
+            window=self.window or NO_WINDOW,
         )
 
 
@@ -94,7 +144,6 @@ class PackedModel:
     units: str  # of the processor that bfloat16 products are packed for; empty if there are none
     cache_dtype: torch.dtype  # of keys and values
     layers: list[PackedLayer]
-    rotary: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines, float32
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
     embedding: Table | None  # on the first stage
@@ -104,7 +153,11 @@ class PackedModel:
     @property
     def kind(self) -> WeightKind:
         """How the matrices of the layers are kept."""
-        return self.layers[0].down.kind
+        return self.layers[0].output.kind
+
+
+def _norm(norm: PackedNorm | None) -> Norm:
+    return Norm() if norm is None else norm.struct()
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

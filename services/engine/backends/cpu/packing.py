@@ -13,20 +13,25 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.backends.cpu.packed import (
+    PackedExperts,
+    PackedGroups,
     PackedLayer,
     PackedMatrix,
     PackedModel,
     PackedNorm,
+    Rotary,
     WeightKind,
     address,
 )
 from services.engine.batch.buffers import Allocate, zeros
+from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, rotary_table
+from services.engine.families.weights import DecoderWeights, ExpertsWeights, LayerWeights, Linear, rotary_table
 from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
 ONE_PROCESS = Layout()
+GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,26 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=[packer.layer(weights.layer(i), part.gated) for i in range(*layout.layers(setup.spec.layers))],
-        rotary=rotary_table(part, setup.max_model_len) if part.rotary else None,
+        layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else None,
         embedding=weights.embedding() if layout.is_first else None,
         positions=weights.positions() if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
     )
+
+
+def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
+    """A rank's layers. Those with the same rotary embeddings share a table."""
+    spec, length = setup.spec, setup.max_model_len
+    rotary = rotary_table(spec, length) if spec.rotary else None
+    local = rotary_table(spec, length, True) if spec.local_frequencies else rotary
+    layers = []
+    for i in range(*layout.layers(spec.layers)):
+        window = spec.windows[i] if spec.windows else 0
+        table = None if not spec.rotates(i) else local if window else rotary
+        layers.append(packer.layer(setup.weights.layer(i), spec, table, window))
+    return layers
 
 
 class Packer:
@@ -82,40 +99,65 @@ class Packer:
         self._width = library.orca_width()
         self.units: str = library.orca_units().decode()
 
-    def kind(self, weight: torch.Tensor) -> WeightKind:
+    def kind(self, weight: Weight) -> WeightKind:
         """How this weight is kept."""
+        if isinstance(weight, QuantizedWeight):
+            return WeightKind.GROUPS_DOTS if self._dtype == torch.bfloat16 and self.units else WeightKind.GROUPS
         if self._dtype == torch.bfloat16:
             return WeightKind.BFLOAT16_DOTS if self.units else WeightKind.BFLOAT16
         if self._dtype == torch.int8:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, gated: bool) -> PackedLayer:
+    def layer(self, weights: LayerWeights, spec: DecoderSpec, rotary: Rotary | None, window: int) -> PackedLayer:
         return PackedLayer(
-            attention_norm=self.norm(weights.attention_norm),
+            attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
             query_norm=_float32(weights.query_norm),
             key_norm=_float32(weights.key_norm),
             output=self.matrix(weights.output),
-            mlp_norm=self.norm(weights.mlp_norm),
-            up=self.matrix(weights.up, gated),
-            down=self.matrix(weights.down),
+            mlp_norm=self.optional_norm(weights.mlp_norm),
+            up=self.matrix(weights.up, spec.gated) if weights.up else None,
+            down=self.matrix(weights.down) if weights.down else None,
+            experts=self.experts(weights.experts, spec) if weights.experts else None,
+            attention_post_norm=self.optional_norm(weights.attention_post_norm),
+            mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
+            rotary=rotary,
+            window=window,
         )
 
+    def experts(self, weights: ExpertsWeights, spec: DecoderSpec) -> PackedExperts:
+        """The router is not kept in eight bits: an error there would choose other experts."""
+        assert spec.experts is not None
+        exact = torch.float32 if self._dtype == torch.int8 else self._dtype
+        router = Packer(self._library, exact, self.threads, self._allocate).matrix(weights.router)
+        packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
+        up, down = ([pair[i] for pair in packed] for i in range(2))
+        return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
+
+    def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
+        return None if norm is None else self.norm(norm)
+
     def norm(self, norm: Linear) -> PackedNorm:
-        return PackedNorm(norm.weight.to(torch.float32).contiguous(), _float32(norm.bias))
+        return PackedNorm(norm.numbers.to(torch.float32).contiguous(), _float32(norm.bias))
 
     def matrix(self, linear: Linear, gated: bool = False) -> PackedMatrix:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
         assert not (gated and linear.bias is not None), "gates have no bias"
+        if isinstance(linear.weight, QuantizedWeight) and linear.weight.group % GROUP_STEP:
+            linear = Linear(linear.numbers, linear.bias)
         outputs, inputs = linear.weight.shape
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)
+        columns = panels * self._width if gated else outputs
+        if isinstance(linear.weight, QuantizedWeight):
+            packed, groups = self._groups(linear.weight, kind, panels, gated)
+            return PackedMatrix(packed, None, _float32(linear.bias), inputs, columns, kind, groups)
         size = panels * self._library.orca_panel_size(kind, inputs)
         packed = self._allocate((size,), kind.dtype, CPU)
         scales = torch.empty(panels * self._width) if kind == WeightKind.INT8 else None
-        is_bfloat16 = linear.weight.dtype == torch.bfloat16
-        weight = linear.weight.to(torch.bfloat16 if is_bfloat16 else torch.float32).contiguous()
+        is_bfloat16 = linear.numbers.dtype == torch.bfloat16
+        weight = linear.numbers.to(torch.bfloat16 if is_bfloat16 else torch.float32).contiguous()
         self._library.orca_pack(
             ctypes.c_void_p(weight.data_ptr()),
             int(is_bfloat16),
@@ -127,8 +169,34 @@ class Packer:
             ctypes.c_void_p(packed.data_ptr()),
             ctypes.c_void_p(address(scales)),
         )
-        columns = panels * self._width if gated else outputs
         return PackedMatrix(packed, scales, _float32(linear.bias), inputs, columns, kind)
+
+    def _groups(
+        self, weight: QuantizedWeight, kind: WeightKind, panels: int, gated: bool
+    ) -> tuple[torch.Tensor, PackedGroups]:
+        """The panels of a weight in groups, with its own codes, scales and offsets."""
+        weight = weight.centred()
+        outputs, inputs = weight.shape
+        bits = 4 if weight.bits <= 4 else 8
+        is_centred = weight.is_centred
+        factors = [weight.scales] if is_centred else [weight.scales, weight.offsets]
+        halves = all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors)
+        groups = PackedGroups(bits, weight.group, is_centred, halves)
+        struct = groups.struct()
+        size = self._library.orca_group_panel_size(ctypes.byref(struct), inputs)
+        packed = self._allocate((panels * size,), kind.dtype, CPU)
+        tensors = [each.contiguous() for each in (weight.codes, weight.scales, weight.offsets)]
+        self._library.orca_pack_groups(
+            *(ctypes.c_void_p(each.data_ptr()) for each in tensors),
+            ctypes.byref(struct),
+            outputs,
+            inputs,
+            kind,
+            int(gated),
+            self.threads,
+            ctypes.c_void_p(packed.data_ptr()),
+        )
+        return packed, groups
 
 
 def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,9 +1,13 @@
-"""The structures of kernels/*.h, field for field: Matrix in products.h, Batch and Heads in batch.h, the others in
-model.h."""
+"""The structures of kernels/*.h, field for field: Groups in groups.h, Matrix in products.h, Experts in routing.h, Batch
+and Heads in batch.h, the others in model.h."""
 
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+
+
+class Groups(Structure):
+    _fields_ = (("bits", c_int32), ("size", c_int32), ("centred", c_int32), ("halves", c_int32))
 
 
 class Matrix(Structure):
@@ -14,11 +18,23 @@ class Matrix(Structure):
         ("inputs", c_int32),
         ("outputs", c_int32),
         ("kind", c_int32),
+        ("groups", Groups),
     )
 
 
 class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class Experts(Structure):
+    _fields_ = (
+        ("router", Matrix),
+        ("up", POINTER(Matrix)),
+        ("down", POINTER(Matrix)),
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("normalised", c_int32),
+    )
 
 
 class Layer(Structure):
@@ -29,10 +45,16 @@ class Layer(Structure):
         ("key_norm", c_void_p),
         ("output", Matrix),
         ("mlp_norm", Norm),
+        ("attention_post_norm", Norm),
+        ("mlp_post_norm", Norm),
         ("up", Matrix),
         ("down", Matrix),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("window", c_int32),
+        ("experts", Experts),
     )
 
 
@@ -43,6 +65,7 @@ class Heads(Structure):
         ("dim", c_int32),
         ("block_size", c_int32),
         ("scaling", c_float),
+        ("soft_cap", c_float),
     )
 
 
@@ -52,13 +75,14 @@ class Model(Structure):
         ("hidden", c_int32),
         ("intermediate", c_int32),
         ("layer_norm", c_int32),
+        ("norms_all_heads", c_int32),
         ("gated", c_int32),
-        ("bfloat16_cache", c_int32),
+        ("cache_kind", c_int32),
         ("threads", c_int32),
+        ("activation", c_int32),
         ("epsilon", c_float),
+        ("logits_soft_cap", c_float),
         ("heads", Heads),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
         ("layers", POINTER(Layer)),
         ("last_norm", Norm),
         ("vocabulary", Matrix),

@@ -61,8 +61,8 @@ def library_product(
     if linear.bias is not None:
         assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
         assert out is None, "a product with a bias makes its own tensor"
-        return torch_linear(x, linear.weight, linear.bias)
-    weight = linear.weight.t()
+        return torch_linear(x, linear.numbers, linear.bias)
+    weight = linear.numbers.t()
     if dtype == x.dtype or not len(x):
         return torch.mm(x, weight, out=out).to(dtype)
     return torch.mm(x, weight, out_dtype=dtype, out=out)
@@ -84,9 +84,10 @@ class CudaLayers:
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
-        self._rotary = None
+        table = None
         if part.rotary:
-            self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
+            table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
+        self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
         self.programs = _programs(setup.device)
 
     def bind(self, cache: KVCache) -> None:
@@ -97,7 +98,7 @@ class CudaLayers:
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """x [tokens, hidden], float32."""
         assert self._embedding is not None, "the first layers embed"
-        return embed(inputs.ids, inputs.positions, self._embedding, self._positions)
+        return embed(inputs.ids, inputs.positions, self._embedding, self._positions, self._part.embedding_scale)
 
     def run(
         self,
@@ -113,7 +114,10 @@ class CudaLayers:
         part, dtype, product = self._part, self._dtype, self._product
         all_reduce = all_reduce or _unchanged
         change = None
-        for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
+        kept = self._cache
+        for layer, rotary, keys, values in zip(self._layers, self._rotary, kept.keys, kept.values, strict=True):
+            assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
+            assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
             qkv = product(normed, layer.qkv, dtype)
             place(
@@ -122,13 +126,15 @@ class CudaLayers:
                 inputs.slots,
                 keys,
                 values,
-                self._rotary,
+                rotary,
                 layer.query_norm,
                 layer.key_norm,
                 part.epsilon,
             )
             attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
             change = all_reduce(product(attended, layer.output, dtype))
+            assert layer.up, "the spec has no experts"
+            assert layer.down, "the spec has no experts"
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
             change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
         assert change is not None, "a part has layers"
@@ -147,18 +153,18 @@ class CudaLayers:
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
-            attention_norm=self._norm(layer.attention_norm),
+            attention_norm=layer.attention_norm and self._norm(layer.attention_norm),
             qkv=self._linear(layer.qkv),
             query_norm=self._numbers(layer.query_norm),
             key_norm=self._numbers(layer.key_norm),
             output=self._linear(layer.output),
-            mlp_norm=self._norm(layer.mlp_norm),
-            up=self._linear(layer.up),
-            down=self._linear(layer.down),
+            mlp_norm=layer.mlp_norm and self._norm(layer.mlp_norm),
+            up=self._linear(layer.up) if layer.up else None,
+            down=self._linear(layer.down) if layer.down else None,
         )
 
     def _table(self, table: Table) -> Table:
-        return Table(self._matrix(table.rows), table.first)
+        return Table(self._matrix(Linear(table.rows).numbers), table.first)
 
     def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
         """The product that gives logits. If it is the embedding, one tensor is both."""
@@ -167,10 +173,10 @@ class CudaLayers:
         return Linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
-        return Linear(self._matrix(linear.weight), None if linear.bias is None else self._matrix(linear.bias))
+        return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
 
     def _norm(self, norm: Linear) -> Linear:
-        return Linear(norm.weight.to(self._device, torch.float32), self._numbers(norm.bias))
+        return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype).contiguous()

@@ -13,11 +13,13 @@ import torch
 from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.loading import make_model
+from services.engine.backends.stock.positions import place_by_position
 from services.engine.batch.flat_batch import pack
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
 from services.engine.families.config import load_config
+from services.engine.families.llama import windows_of
 from services.engine.families.registry import open_weights, spec_of
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import RandomTensors
@@ -29,6 +31,7 @@ from services.requests import SamplingParams
 LAYERS = 2
 WIDEST = 2048  # rows of the vocabulary, plus the remainder of its real size by TILE
 TILE = 256
+WINDOW = 70  # tokens at most: shorter than the longest prompt, and no multiple of a tile
 PROMPTS = (1, 5, 33, 300)  # tokens: below and above the sizes of blocks, and of the tiles of products and attention
 CHUNK = 20  # tokens of the third prompt's first chunk
 SHORT_REQUESTS = 16  # they join the last iterations, so that increments fill more than one tile
@@ -43,26 +46,43 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     whatever the fast path raises."""
     device = devices.choose_device(settings)
     dtype = devices.choose_dtype(settings, device)
-    length = min(ModelInfo.load(folder, settings.cache_dir).max_model_len, max(PROMPTS) + SHORT_REQUESTS)
+    longest = ModelInfo.load(folder, settings.cache_dir).max_model_len
+    length = min(longest, max(PROMPTS) + SHORT_REQUESTS)
     full = loading.fast_path_spec(folder, settings)
     assert full is not None, f"{folder.name} has no fast path"
-    config = _shortened(load_config(folder))
+    exact = dtype == devices.choose_cache_dtype(settings, dtype) == torch.float32 and settings.weights != "int8"
+    config = _shortened(load_config(folder), exact)
     spec = spec_of(config)
     assert spec is not None
-    stored = open_weights(full, folder).stored
-    tensors = RandomTensors(config, stored if dtype == torch.float32 else dtype, device, spec.hidden**-0.5)
+    spec = spec.for_length(longest)
+    weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
+    kept = weights.stored if dtype == torch.float32 else dtype
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
+    place_by_position(model, longest)
     stock = StockDecoder(model, check_attention(model, spec.layers))
     with torch.inference_mode():
         return compare(fast, stock, settings.block_size, length, spec, device)
 
 
-def _shortened(config: Any) -> Any:
-    """The config with fewer layers of the same shapes, and a smaller vocabulary."""
+def _shortened(config: Any, exact: bool) -> Any:
+    """The config with fewer layers of the same shapes, of each type if there are several; with a shorter window, a
+    smaller vocabulary and fewer experts.
+
+    Unless numbers are `exact`, a token goes to all experts: a rounding may choose others, whose outputs differ."""
     config.num_hidden_layers = LAYERS
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:LAYERS]
+    if types := getattr(config, "layer_types", None):
+        config.layer_types = (list(dict.fromkeys(types)) * LAYERS)[:LAYERS]
+    if rotary := getattr(config, "no_rope_layers", None):
+        config.no_rope_layers = (list(dict.fromkeys(rotary)) * LAYERS)[:LAYERS]
+    if windows_of(config):
+        config.sliding_window = min(config.sliding_window, WINDOW)
+    if (spec := spec_of(config)) and spec.experts:
+        chosen = spec.experts.chosen
+        config.num_experts = min(spec.experts.count, 2 * chosen) if exact else chosen
+        if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) > 1:
+            config.mlp_only_layers, config.decoder_sparse_step = [0], 1  # an MLP, and then experts
     config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
     config.pad_token_id = None
     return config

@@ -36,14 +36,16 @@ ENGINE = Path(__file__).parents[2]
 ROOT = Path(__file__).parents[4]
 
 # The largest difference at which the fast path serves: of the logits of two random layers, in units of the root mean
-# square of their row. Measured on a CPU with AVX512-BF16 for llama, qwen2, qwen3, mistral and gpt2 of hidden size 64
-# and SmolLM2-135M of 576, with blocks of 5, 16 and 32 tokens: float32 2e-6 to 1e-5 (another order of sums), bfloat16
-# 0.02 to 0.05 (a rounding is 2**-9, twice for each product), int8 0.07 to 0.17. Unrelated logits differ by 4 or more. A
-# bound is three times the largest of these, and more where the difference grows with the length of sums: that of
-# float32 grows with its square root, by 7 for a hidden size of 28,672. float16 rounds eight times finer than bfloat16.
-# It has run on no device, so its bound has another factor of two.
+# square of their row. Measured on a CPU with AVX512-BF16 for llama, qwen2, qwen3, mistral and gpt2 of hidden size 64,
+# SmolLM2-135M of 576, and the models of load/bench/engine/families.py, with blocks of 5, 16 and 32 tokens: float32 2e-6
+# to 2e-5 (another order of sums), bfloat16 0.02 to 0.05 (a rounding is 2**-9, twice for each product), int8 0.07 to
+# 0.17, keys and values in int8 0.03 to 0.07 (with bfloat16 too). Unrelated logits differ by 4 or more. A bound is three
+# times the largest of these, and more where the difference grows with the length of sums: that of float32 grows with
+# its square root, by 7 for a hidden size of 28,672. float16 rounds eight times finer than bfloat16. It has run on no
+# device, so its bound has another factor of two.
 BOUNDS = {torch.float32: 2e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 INT8 = 0.5
+KV_BOUNDS = BOUNDS | {torch.int8: 0.25}  # of keys and values, beside that of weights
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +143,8 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
 
 def bound_of(settings: EngineSettings, dtype: torch.dtype) -> float:
     """The largest difference at which the fast path serves."""
-    return INT8 if settings.weights == "int8" else BOUNDS[dtype]
+    of_weights = INT8 if settings.weights == "int8" else BOUNDS[dtype]
+    return max(of_weights, KV_BOUNDS[devices.choose_cache_dtype(settings, dtype)])
 
 
 def read_settings(written: str) -> EngineSettings:
@@ -153,8 +156,10 @@ def read_settings(written: str) -> EngineSettings:
 def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
     """Where the verdict is kept: a name made from all that a trial depends on."""
     dtype = devices.choose_dtype(settings, device)
-    stored = open_weights(spec, folder).stored
-    kind = (dtype, stored, settings.weights, settings.batch_invariant, settings.block_size)
+    weights = open_weights(spec, folder, as_stored=loading.executes_as_stored(settings))
+    stored = weights.stored, sorted(weights.groups.items())
+    kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
+    kind = (dtype, *stored, *kept, settings.batch_invariant, settings.block_size)
     versions = [version(name) for name in ("torch", "transformers")]
     digest = hashlib.sha256(repr((_machine(device, settings), kind, versions)).encode())
     digest.update((folder / "config.json").read_bytes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import FAMILIES
@@ -18,7 +20,7 @@ SHAPE = ModelShape(
     kv_heads=2,
     head_dim=5,
     weight_bytes=2,
-    kv_bytes=4,
+    kv_bytes=5 * 4,
 )
 RATES = MachineRates(
     1000.0, (MatrixRate(1, 1000.0, "linear"), MatrixRate(3, 3000.0, "mm"), MatrixRate(9, 2500.0, "mm"))
@@ -41,6 +43,16 @@ def test_a_mixed_iteration_multiplies_all_tokens_at_once_and_samples_for_some() 
     # the first request's queries see 1, 2 and 3 keys, the second's 5 and 6
     assert [operation.flops for operation in by_hand[3:]] == [2 * keys * 4 * (4 * 5) for keys in (6, 11)]
     assert [operation.bytes for operation in by_hand[3:]] == [2 * keys * (2 * 2 * 5) * 4 for keys in (3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("span", "keys", "positions"),
+    [(Span(7, 1), 3, 3), (Span(0, 5), 1 + 2 + 3 + 3 + 3, 5), (Span(4, 2), 3 + 3, 4), (Span(1, 3), 2 + 3 + 3, 4)],
+)
+def test_layers_with_a_window_read_no_key_before_it(span: Span, keys: int, positions: int) -> None:
+    windowed, full = (list(operations(replace(SHAPE, windows=each), [span]))[-1] for each in [(3, 0), ()])
+    assert windowed.flops == full.flops / 2 + keys * 4 * (4 * 5)
+    assert windowed.bytes == full.bytes / 2 + positions * (2 * 2 * 5) * 4
 
 
 def test_nothing_is_multiplied_by_the_output_matrix_if_no_request_samples() -> None:
@@ -78,7 +90,8 @@ def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int
     assert {(m.inputs, m.outputs, m.count) for m in shape.projections} == projections
     assert shape.output == Matrix(64, 320, 1)
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, kv_heads, 16)
-    assert (shape.weight_bytes, shape.kv_bytes) == (2, 4)
+    assert (shape.weight_bytes, shape.kv_bytes) == (2, 16 * 4)
+    assert ModelShape.of(config, torch.bfloat16, torch.int8).kv_bytes == 16 + 4  # with a scale
 
 
 def test_gate_and_up_lie_side_by_side() -> None:
@@ -86,9 +99,21 @@ def test_gate_and_up_lie_side_by_side() -> None:
     assert ModelShape.of(config, torch.float32, torch.float32).widest == (64, 256)
 
 
-def test_weights_that_not_every_token_reads_are_refused() -> None:
-    config = AutoConfig.for_model("mixtral", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
-    with pytest.raises(ValueError, match=r"mixtral: the operations of .*mlp"):
+def test_only_experts_that_a_token_goes_to_are_read() -> None:
+    config = AutoConfig.for_model("mixtral", vocab_size=320, **FAMILIES["mixtral"])
+    shape = ModelShape.of(config, torch.bfloat16, torch.bfloat16)
+    assert shape.experts == (Matrix(64, 256, 16), Matrix(128, 64, 16))
+    assert shape.routed == (2, 8)
+    assert Matrix(64, 8, 2) in shape.projections
+    one, two = (list(operations(shape, [Span(7, 1)] * count)) for count in (1, 2))
+    up = len(shape.projections)
+    assert one[up] == Operation("projections", 64 * 256 * 4 * 2, 2 * 64 * 256 * 4)
+    assert two[up] == Operation("projections", 64 * 256 * 7 * 2, 2 * 2 * 64 * 256 * 4)  # 8 * (1 - 0.75^2) = 3.5 a layer
+
+
+def test_weights_of_unknown_use_are_refused() -> None:
+    config = AutoConfig.for_model("gpt_oss", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
+    with pytest.raises(ValueError, match=r"gpt_oss: the operations of .*mlp"):
         ModelShape.of(config, torch.float32, torch.float32)
 
 

@@ -32,7 +32,7 @@ def load(folder: Path, family: str, fast_path: bool) -> Engine:
     return Engine.load(folder, settings, tensors=RandomTensors(config, torch.float32, CPU))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma3_text"])
 def test_both_paths_have_the_same_weights(tmp_path: Path, family: str) -> None:
     requests = [Request(any_prompt(20, seed), 12) for seed in range(3)]
     engines = [load(tmp_path / family, family, fast_path) for fast_path in (True, False)]
@@ -53,6 +53,8 @@ def test_a_tensor_is_the_same_in_parts(tmp_path: Path) -> None:
     assert whole.std() == pytest.approx(0.02, rel=0.05)
     assert not torch.equal(whole, tensors.read(name.replace("layers.0", "layers.1")))
     assert tensors.read("model.norm.weight").mean() == pytest.approx(1.0, abs=0.02)
+    gemma = RandomTensors(AutoConfig.for_model("gemma2", **FAMILIES["gemma2"]), torch.float32, CPU)
+    assert gemma.read("model.norm.weight").mean() == pytest.approx(0.0, abs=0.02)  # it multiplies by 1 more
     assert "lm_head.bias" not in tensors
     with pytest.raises(ModelError, match=r"no tensor 'lm_head\.bias'"):
         tensors.read("lm_head.bias")

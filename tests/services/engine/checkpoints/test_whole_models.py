@@ -11,6 +11,9 @@ from family_check import STOCK, check_family
 from folders import quantize_folder
 from written import WRITERS
 
+from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.engine import Engine
+
 
 @pytest.mark.parametrize(
     ("name", "fast_path"),
@@ -21,6 +24,14 @@ def test_tokens_equal_generate(name: str, fast_path: bool, tiny_model: Callable[
     quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path, *WRITERS[name])
     engine = check_family(quantized, replace(STOCK, fast_path=fast_path), reference=numbers)
     assert engine.figures.numerics.endswith("native") == fast_path
+    if fast_path:
+        assert (_packed(engine) is not None) == (name in ("gptq", "awq", "compressed, int8")), "executed as stored"
+
+
+def _packed(engine: Engine) -> object:
+    """The format of a product's integers; None if it is kept as numbers."""
+    assert isinstance(engine.decoder, CpuDecoder)
+    return engine.decoder._packed.layers[0].output.groups
 
 
 def test_modules_that_were_not_converted(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:

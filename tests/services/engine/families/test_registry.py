@@ -34,6 +34,7 @@ def config_folder(folder: Path, family: str, **changes: Any) -> Path:
         ("llama", {}),
         ("llama", {"rope_parameters": {**TURNS, "original_max_position_embeddings": 64}}),
         ("qwen3", {}),
+        ("granite", {}),
         ("gpt2", {}),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
     return chosen
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gemma3_text", "granite", "gpt2"])
 def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model(request.param)
 
@@ -84,9 +85,16 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -
 
 
 THREE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
-UNEVEN: dict[str, tuple[str, dict[str, int], tuple[int, int]]] = {
+UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
+    "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
+    "three heads without rotary embeddings": (
+        "smollm3",
+        {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+        (2, 2),
+    ),
+    "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
 
@@ -121,14 +129,16 @@ def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
 
 
 def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
-    """Numbers differ from those of one process, but are as good, and the same every time."""
+    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good, and the
+    same every time."""
     ids = text_ids(default_model)[:400]
     exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
     assert exact is not None
     outputs = []
+    short = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
     for rng in (None, random.Random(1)):
-        with RankProcesses(default_model, replace(settings(2, 1), weights="int8")) as ranks:
-            assert ranks.figures.numerics.endswith("native int8 tp2 pp1")
+        with RankProcesses(default_model, short) as ranks:
+            assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
             assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
             outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7), count=4))])
     assert outputs[0] == outputs[1]
@@ -217,6 +227,11 @@ def test_each_owner_continues_with_the_blocks_that_all_ranks_have(ranks: RankPro
 def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(SettingsError, match=named):
         Engine.load(tiny_model("llama"), settings(tp, pp))
+
+
+def test_norms_of_all_heads_are_not_split(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(SettingsError, match="tp=2: the model's norms of queries and keys run over all heads"):
+        Engine.load(tiny_model("olmo2"), settings(2, 1))
 
 
 def test_ranks_are_for_the_fast_path(tiny_model: Callable[[str], Path]) -> None:

@@ -17,20 +17,56 @@ from services.engine.families.weights import LayerWeights, Linear
 from services.engine.parallel.layout import Layout, Shard
 from services.errors import SettingsError
 
-TENSORS = {
-    "llama": {
-        "model.embed_tokens": ("vocab", "hidden"),
-        "lm_head": ("vocab", "hidden"),
-        "model.layers.0.input_layernorm": ("hidden",),
-        "model.layers.0.self_attn.q_proj": ("queries", "hidden"),
-        "model.layers.0.self_attn.k_proj": ("keys", "hidden"),
-        "model.layers.0.self_attn.v_proj": ("keys", "hidden"),
-        "model.layers.0.self_attn.q_norm": ("head",),
-        "model.layers.0.self_attn.k_norm": ("head",),
-        "model.layers.0.self_attn.o_proj": ("hidden", "queries"),
+ENDS = {"model.embed_tokens": ("vocab", "hidden"), "lm_head": ("vocab", "hidden")}
+NORMS = {
+    "model.layers.0.input_layernorm": ("hidden",),
+    "model.layers.0.post_attention_layernorm": ("hidden",),
+}
+ATTENTION = {
+    "model.layers.0.self_attn.q_proj": ("queries", "hidden"),
+    "model.layers.0.self_attn.k_proj": ("keys", "hidden"),
+    "model.layers.0.self_attn.v_proj": ("keys", "hidden"),
+    "model.layers.0.self_attn.o_proj": ("hidden", "queries"),
+}
+MLP = {
+    "model.layers.0.mlp.gate_proj": ("inner", "hidden"),
+    "model.layers.0.mlp.up_proj": ("inner", "hidden"),
+    "model.layers.0.mlp.down_proj": ("hidden", "inner"),
+}
+LLAMA = {
+    **ENDS,
+    **NORMS,
+    **ATTENTION,
+    **MLP,
+    "model.layers.0.self_attn.q_norm": ("head",),
+    "model.layers.0.self_attn.k_norm": ("head",),
+}
+TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
+    "llama": LLAMA,
+    "granite": LLAMA,
+    "smollm3": LLAMA,
+    "granitemoehybrid": {
+        **ENDS,
+        **NORMS,
+        **ATTENTION,
+        "model.layers.0.shared_mlp.input_linear": ("both halves", "hidden"),
+        "model.layers.0.shared_mlp.output_linear": ("hidden", "inner"),
+    },
+    "olmo2": {
+        **ENDS,
+        **ATTENTION,
+        **MLP,
+        "model.layers.0.self_attn.q_norm": ("queries",),
+        "model.layers.0.self_attn.k_norm": ("keys",),
         "model.layers.0.post_attention_layernorm": ("hidden",),
-        "model.layers.0.mlp.gate_proj": ("inner", "hidden"),
-        "model.layers.0.mlp.up_proj": ("inner", "hidden"),
+        "model.layers.0.post_feedforward_layernorm": ("hidden",),
+    },
+    "phi3": {
+        **ENDS,
+        **NORMS,
+        "model.layers.0.self_attn.qkv_proj": ("fused", "hidden"),
+        "model.layers.0.self_attn.o_proj": ("hidden", "queries"),
+        "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
         "model.layers.0.mlp.down_proj": ("hidden", "inner"),
     },
     "gpt2": {
@@ -57,7 +93,7 @@ def test_every_reader_of_weights_has_tensors_here() -> None:
 def specs(draw: st.DrawFn) -> DecoderSpec:
     family = draw(st.sampled_from(sorted(TENSORS)))
     kv_heads, dim = draw(st.integers(1, 7)), draw(st.integers(1, 3))
-    heads = kv_heads * (draw(st.integers(1, 4)) if family == "llama" else 1)
+    heads = kv_heads * (1 if family == "gpt2" else draw(st.integers(1, 4)))
     return DecoderSpec(
         family=family,
         layers=draw(st.integers(1, 7)),
@@ -126,7 +162,7 @@ def written_numbers(folder: Path) -> list[float]:
 
 
 def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeights], parts: list[DecoderSpec]) -> None:
-    inner = [[part.intermediate] * (2 if spec.family == "llama" else 1) for part in parts]
+    inner = [[part.intermediate] * (1 if spec.family == "gpt2" else 2) for part in parts]
     attention = [[n * spec.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)] for part in parts]
     for name, sizes in (("qkv", attention), ("up", inner)):
         products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)
@@ -152,6 +188,7 @@ def write(spec: DecoderSpec, folder: Path) -> Path:
     dim = spec.head_dim
     sizes = {"vocab": spec.vocab, "hidden": spec.hidden, "inner": spec.intermediate, "all three": 3 * spec.hidden}
     sizes |= {"queries": spec.heads * dim, "keys": spec.kv_heads * dim, "head": dim}
+    sizes |= {"fused": (spec.heads + 2 * spec.kv_heads) * dim, "both halves": 2 * spec.intermediate}
     shapes = {f"{name}.weight": [sizes[n] for n in shape] for name, shape in TENSORS[spec.family].items()}
     for name in BIASED & TENSORS[spec.family].keys():
         outputs = -1 if spec.family == "gpt2" else 0

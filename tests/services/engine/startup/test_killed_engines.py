@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -43,10 +44,10 @@ def holding(path: str) -> SharedMemory:
     return memory
 
 
-def serve(pipe: Connection, folder: Path, path: str) -> None:
+def serve(pipe: Connection, folder: Path, path: str, settings: EngineSettings) -> None:
     """Compute the requests again and again, by new owners, each with the blocks of those before."""
     memory = holding(path)
-    engine = Engine.load(folder, SETTINGS, memory=memory)
+    engine = Engine.load(folder, settings, memory=memory)
     pipe.send(memory.path)
     for number in itertools.count(1):
         owners = Owners(engine, lambda: engine.block_names, claims())
@@ -56,10 +57,10 @@ def serve(pipe: Connection, folder: Path, path: str) -> None:
         owners.own(f"{number}:b", 20)
 
 
-def killed(folder: Path, memory: SharedMemory) -> SharedMemory:
+def killed(folder: Path, memory: SharedMemory, settings: EngineSettings) -> SharedMemory:
     """Let a process use what is in this memory, and kill it at any time. Returns the memory that it has left."""
     ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=serve, args=(theirs, folder, memory.path), daemon=True)
+    process = FORKS.Process(target=serve, args=(theirs, folder, memory.path, settings), daemon=True)
     process.start()
     assert ours.poll(PATIENCE)
     left = holding(ours.recv())
@@ -71,12 +72,16 @@ def killed(folder: Path, memory: SharedMemory) -> SharedMemory:
     return left
 
 
-def test_blocks_of_killed_processes_contain_what_their_names_stand_for(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("kept", ["auto", "int8_per_token_head"])
+def test_blocks_of_killed_processes_contain_what_their_names_stand_for(
+    kept: Literal["auto", "int8_per_token_head"], tiny_model: Callable[[str], Path]
+) -> None:
     folder, memory = tiny_model("llama"), SharedMemory("build")
+    settings = replace(SETTINGS, kv_cache_dtype=kept)
     for _ in range(2):
-        memory = killed(folder, memory)
-    engine = Engine.load(folder, SETTINGS, memory=memory)
-    alone = Engine.load(folder, replace(SETTINGS, kv_blocks=100))
+        memory = killed(folder, memory, settings)
+    engine = Engine.load(folder, settings, memory=memory)
+    alone = Engine.load(folder, replace(settings, kv_blocks=100))
     blocks = {name: block for block, name in engine.block_names.items()}
     jobs = [Driver(alone).run([job])[0] for job in seeded_jobs()]
     compared = sum(compare(job, alone, engine, blocks) for job in jobs)

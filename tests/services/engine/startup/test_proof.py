@@ -34,6 +34,8 @@ KINDS = {
     "blocks of five": replace(SETTINGS, block_size=5),
     "bfloat16": replace(SETTINGS, dtype="bfloat16"),
     "int8": replace(SETTINGS, weights="int8"),
+    "int8 keys and values": replace(SETTINGS, kv_cache_dtype="int8_per_token_head"),
+    "the same, blocks of five": replace(SETTINGS, kv_cache_dtype="int8_per_token_head", block_size=5),
 }
 
 
@@ -91,12 +93,33 @@ def no_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuDecoder, "logits", wrong)
 
 
+def another_window(patch: pytest.MonkeyPatch) -> None:
+    """Windows are one token longer."""
+    layer = Packer.layer
+
+    def wrong(self, weights, gated, rotary, window):
+        return layer(self, weights, gated, rotary, window + 1 if window else 0)
+
+    patch.setattr(Packer, "layer", wrong)
+
+
 @pytest.mark.parametrize("plant", [another_position, one_weight, another_block, no_number])
 def test_what_is_wrong_is_seen(
     plant: Callable[[pytest.MonkeyPatch], None], tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     assert not trial(tiny_model("llama"), SETTINGS) <= bound(SETTINGS)
+
+
+@pytest.mark.parametrize("size", [20, 200])
+def test_a_wrong_window_is_seen(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is longer than the prompts of a trial."""
+    folder = make_tiny_model(
+        tmp_path, "mistral", with_tokenizer=False, sliding_window=size, max_position_embeddings=8192
+    )
+    assert trial(folder, SETTINGS) <= bound(SETTINGS)
+    another_window(monkeypatch)
+    assert not trial(folder, SETTINGS) <= bound(SETTINGS)
 
 
 @pytest.mark.chaos
@@ -189,9 +212,11 @@ def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cac
             ("llama", {"dtype": "bfloat16"}),
             ("llama", {"weights": "int8"}),
             ("llama", {"block_size": 5}),
+            ("llama", {"kv_cache_dtype": "bfloat16"}),
+            ("llama", {"kv_cache_dtype": "float32"}),  # as auto
         ]
     }
-    assert len(places) == 5
+    assert len(places) == 6
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from services.requests import SamplingParams
 
 needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1)
+INT8_CACHE = {"kv_cache_dtype": "int8_per_token_head"}
 PROMPT = list(range(5, 16))  # two full blocks and three tokens
 
 
@@ -31,7 +32,7 @@ def new(computed: int = 0) -> NewRequest:
 
 
 @needs_huge_pages
-@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}])
+@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}, INT8_CACHE])
 def test_full_blocks_and_weights_are_found_and_others_are_erased(
     change: dict[str, object], tiny_model: Callable[[str], Path]
 ) -> None:
@@ -42,7 +43,7 @@ def test_full_blocks_and_weights_are_found_and_others_are_erased(
     old.reset("1:a")
     expected = old.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]})).tokens
     old.run(Iteration("1:a", 2, {"a/0": 1}, full_blocks={0: b"x", 1: b"y"}))
-    old._cache.values[0][2] = torch.nan  # as a request may leave it that has failed
+    old._cache.values[0][2].view(torch.int8).fill_(-1)  # NaN, as a request may leave it that has failed
     first.release()
     del old
     engine = Engine.load(tiny_model("llama"), settings, memory=second)
@@ -50,11 +51,11 @@ def test_full_blocks_and_weights_are_found_and_others_are_erased(
     engine.reset("2:b")
     again = Iteration("2:b", 1, {"a/0": 3}, [new(8)], {"a/0": [0, 1, 2]})
     assert engine.run(again).tokens == expected
-    assert not engine._cache.values[0][2].isnan().any()
+    assert not (engine._cache.values[0][2].view(torch.int8) == -1).all(-1).any()
 
 
 @needs_huge_pages
-@pytest.mark.parametrize("other", ["build", "settings", "numerics", "model", "unfinished"])
+@pytest.mark.parametrize("other", ["build", "settings", "numerics", "cache", "model", "unfinished"])
 def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]) -> None:
     first, second = SharedMemory("build"), SharedMemory("other" if other == "build" else "build")
     old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
@@ -65,7 +66,11 @@ def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]
         with Path(first.path).open("r+b") as header:
             header.write(bytes(32))
     second.hold(first.path)
-    changes: dict[str, dict[str, Any]] = {"settings": {"kv_blocks": 8}, "numerics": {"dtype": "bfloat16"}}
+    changes: dict[str, dict[str, Any]] = {
+        "settings": {"kv_blocks": 8},
+        "numerics": {"dtype": "bfloat16"},
+        "cache": INT8_CACHE,
+    }
     settings = dataclasses.replace(SETTINGS, **changes.get(other, {}))
     engine = Engine.load(tiny_model("gpt2" if other == "model" else "llama"), settings, memory=second)
     assert engine.block_names == {}

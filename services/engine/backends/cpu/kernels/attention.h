@@ -2,28 +2,25 @@
 //
 // A query goes through its keys in tiles that begin at multiples of KEYS, and each sum has one order. So its output is
 // bitwise the same for a whole prompt, for chunks, when it is computed again, and in any batch. (Online softmax:
-// Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.)
+// Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.) Keys before a query's window have the weight 0,
+// which changes no sum, so it does not matter where in a tile reading begins.
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
-#include "batch.h"
+#include "plain_cache.h"
 #include "powers.h"
 #include "products.h"
 
 constexpr int KEYS = 256;   // of a tile
-constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
+// The highest score before the first key. It is finite, so that a tile of which a query sees no key changes nothing: the
+// weights are e^(-inf - LOWEST) = 0, and earlier sums are multiplied by e^(LOWEST - LOWEST) = 1.
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
-// Writes a token's key and value of one head.
-template <class Number>
-inline void write_plain(const LayerCache<Number>& cache, size_t at, int offset, const float* key, const float* value) {
-    const int size = cache.heads.block_size, dim = cache.heads.dim;
-    Number *keys = cache.keys + at + offset, *values = cache.values + at + size_t(offset) * dim;
-    for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * size], key[i]);
-    for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
-}
+constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
 
 template <class Number>
 class Attention {
@@ -44,12 +41,14 @@ public:
                 const int row = tile * own.height + r;
                 return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
             });
-        std::fill_n(s.highest, own.tiles * LANES, -INFINITY);
+        std::fill_n(s.highest, own.tiles * LANES, LOWEST);
         std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs, size_t(rows) * padded, 0.0f);
-        for (int begin = 0; begin < length; begin += KEYS) {
-            const int count = std::min(KEYS, length - begin);
+        for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
+            end = std::min(length, (begin / KEYS + 1) * KEYS);
+            const int count = end - begin;
             std::fill_n(s.best, size_t(rows) * LANES, -INFINITY);
+            copy_scales(s, span.request, head, begin, count);
             scores(s, own, span.request, head, begin, count, first_position + 1 - begin);
             for (int tile = 0; tile < own.tiles; ++tile) update_highest(s, own, tile);
             for (int tile = 0; tile < own.tiles; ++tile) weigh(s, own, tile, count);
@@ -60,8 +59,11 @@ public:
     }
 
 private:
+    static constexpr bool SCALED = LayerCache<Number>::SCALE != 0;
+
     struct Scratch {
         float *queries, *keys, *values, *weights, *outputs;
+        float *key_scales, *value_scales;  // [KEYS], of a cache with scales
         float *best;     // [rows][LANES]: the highest score of the tile in each lane
         float *highest;  // [tiles][LANES]: the highest score of each row so far
         float *shrink;   // [tiles][LANES]: the factor for earlier sums
@@ -77,12 +79,13 @@ private:
         const size_t queries = take(size_t(tiles) * ROWS * dim), keys = take(size_t(KEYS) * dim);
         const size_t values = take(size_t(KEYS) * padded), weights = take(size_t(rows) * KEYS);
         const size_t outputs = take(size_t(rows) * padded), best = take(size_t(rows) * LANES);
+        const size_t key_scales = take(KEYS), value_scales = take(KEYS);
         const size_t highest = take(size_t(tiles) * LANES), shrink = take(size_t(tiles) * LANES);
         const size_t totals = take(size_t(rows) * LANES);
         if (memory.size() < taken) memory.resize(taken);
         float* m = memory.data();
-        return {m + queries, m + keys,    m + values, m + weights, m + outputs,
-                m + best,    m + highest, m + shrink, m + totals};
+        return {m + queries,      m + keys, m + values,  m + weights, m + outputs, m + key_scales,
+                m + value_scales, m + best, m + highest, m + shrink,  m + totals};
     }
 
     const Number* key(int request, int head, int position) const {
@@ -121,6 +124,18 @@ private:
         }
     }
 
+    // The scales of the tile's keys and values.
+    void copy_scales(const Scratch& s, int request, int head, int begin, int count) const {
+        if constexpr (SCALED)
+            for (int j = 0, some; j < count; j += some) {
+                const int offset = (begin + j) % heads_.block_size;
+                const size_t at = cache_.at(request, head, begin + j);
+                some = std::min(count - j, heads_.block_size - offset);
+                ::copy_scales(scale_at(heads_, cache_.keys + at, offset), some, s.key_scales + j);
+                ::copy_scales(scale_at(heads_, cache_.values + at, offset), some, s.value_scales + j);
+            }
+    }
+
     // The tile's scores. Keys are read from the cache if blocks hold whole vectors, else from a copy. The first token
     // sees the keys below `visible`.
     void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int visible) const {
@@ -157,8 +172,13 @@ private:
             with_rows<MOST>(own.rows_of(tile), [&](auto R) {
                 Vector sums[R][V];
                 sum_products<R, V, 1, true>(sums, s.queries + size_t(tile) * dim * ROWS, ROWS, &run, 1, step);
-                if (visible < j + V * LANES)
-                    for (int r = 0; r < R; ++r) hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j);
+                if constexpr (SCALED)
+                    for (int r = 0; r < R; ++r)
+                        for (int v = 0; v < V; ++v) sums[r][v] *= load(s.key_scales + j + v * LANES);
+                if (heads_.soft_cap > 0) soft_cap(sums, heads_.soft_cap);
+                if (visible < j + V * LANES || j < visible + (own.count - 1) / heads_.group() - cache_.window)
+                    for (int r = 0; r < R; ++r)
+                        hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j, cache_.window);
                 for (int r = 0; r < R; ++r) {
                     const int row = tile * own.height + r;
                     float *to = s.weights + size_t(row) * KEYS + j, *best = s.best + size_t(row) * LANES;
@@ -172,12 +192,12 @@ private:
             });
     }
 
-    // Sets all but the first `visible` scores of some vectors to -inf.
+    // Sets the scores of some vectors to -inf, except those of the `window` keys before `end`.
     template <size_t V>
-    static void hide(Vector (&scores)[V], int visible) {
+    static void hide(Vector (&scores)[V], int end, int window) {
         for (Vector& v : scores) {
-            v = numbers() < float(visible) ? v : broadcast(-INFINITY);
-            visible -= LANES;
+            v = (numbers() < float(end)) & (numbers() >= float(end - window)) ? v : broadcast(-INFINITY);
+            end -= LANES;
         }
     }
 
@@ -194,7 +214,7 @@ private:
         store(s.shrink + tile * LANES, exponential(before - now));
     }
 
-    // Turns the scores of a tile's rows into weights exp(score - highest).
+    // Turns the scores of a tile's rows into weights exp(score - highest), times the scales of values.
     void weigh(const Scratch& s, const Tiles& own, int tile, int count) const {
         for (int r = 0; r < own.rows_of(tile); ++r) {
             const size_t row = size_t(tile * own.height + r);
@@ -203,7 +223,7 @@ private:
             Vector sum = load(totals) * s.shrink[tile * LANES + r];
             for (int j = 0; j < count; j += LANES) {
                 const Vector weight = exponential(load(weights + j) - now);
-                store(weights + j, weight);
+                store(weights + j, SCALED ? weight * load(s.value_scales + j) : weight);
                 sum += weight;
             }
             store(totals, sum);

@@ -2,8 +2,10 @@
 // Heads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -19,24 +21,37 @@ struct Batch {
 struct Heads {
     int32_t queries, keys, dim, block_size;
     float scaling;
+    float soft_cap;  // of scores; 0: none
 
     int group() const { return queries / keys; }
-    // Where the keys [dim][block_size] or values [block_size][dim] of a block begin for a head.
-    size_t at(int block, int head) const { return (size_t(block) * keys + head) * block_size * dim; }
+    // Where a block begins for a head, if it keeps so many numbers of a position.
+    size_t at(int block, int head, int of_position) const { return (size_t(block) * keys + head) * block_size * of_position; }
 
     int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 };
 
-// The keys and values of one layer.
+constexpr int FIRST_KEYS = 32;  // a window's first keys are read from a multiple of this on
+
+// How keys and values are kept; decoder.py has the same numbers.
+enum CacheKind : int32_t { FLOAT32_CACHE, BFLOAT16_CACHE, INT8_CACHE };
+
+// The keys [dim][block_size] and values [block_size][dim] of one layer, by block and head; int8_t: with scales, see
+// plain_cache.h.
 template <class Number>
 struct LayerCache {
+    static constexpr int SCALE = std::is_same_v<Number, int8_t> ? sizeof(float) : 0;  // numbers that its scale takes
+
     const Batch& batch;
     const Heads& heads;
     Number *keys, *values;
+    int window;  // how many keys a query sees: its own and the ones before it
+
+    // Where a query at `position` begins to read. It sees none of the keys before, and not all of the first ones.
+    int first_key(int position) const { return std::max(0, position + 1 - window) / FIRST_KEYS * FIRST_KEYS; }
 
     // Where the block that has this position begins for a head.
     size_t at(int request, int head, int position) const {
-        return heads.at(batch.tables[batch.table_starts[request] + position / heads.block_size], head);
+        return heads.at(batch.tables[batch.table_starts[request] + position / heads.block_size], head, heads.dim + SCALE);
     }
 };
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "layers.h"
+#include "experts.h"
 #include "packing.h"
 #include "passes.h"
 
@@ -34,7 +34,8 @@ void grow(Numbers& v, size_t size) {
 template <class Work>
 void with_input(const Matrix& matrix, const Work& work) {
 #if defined(HAS_UNITS)
-    if (matrix.kind == WeightKind::BFLOAT16_DOTS) return work.template operator()<Bfloat16Input>();
+    if (matrix.kind == WeightKind::BFLOAT16_DOTS || matrix.kind == WeightKind::GROUPS_DOTS)
+        return work.template operator()<Bfloat16Input>();
 #endif
     work.template operator()<TiledInput>();
 }
@@ -48,6 +49,7 @@ void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
         ProductInputs& inputs = buffers.inputs[crew];
         grow(inputs.narrow, Input::floats(rows, model.hidden));
         grow(inputs.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
+        if (model.layers->mlp_post_norm.weight) grow(inputs.change, size_t(rows) * model.hidden);
     }
 }
 
@@ -63,8 +65,13 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
-    const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
+    const int span = std::max(1, span_height(model.heads, model.cache_kind) / model.heads.group());
+    // With slices, an expert's weights would be read for each.
+    const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
+                                   [](const Layer& layer) { return layer.experts.count > 0; });
+    const std::vector<Slice> slices =
+        whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, span)}
+              : slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
     prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
@@ -101,6 +108,7 @@ void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, 
         SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};
         run.norm(model.last_norm, [&](int row) { return tokens[row]; });
         run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
+        if (model.logits_soft_cap > 0) run.cap(logits, count);
     });
 }
 
@@ -149,6 +157,19 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
         all(Packing<float>{static_cast<const float*>(weights), outputs, inputs, gated != 0});
 }
 
+// How many bytes a panel of groups has.
+int orca_group_panel_size(const Groups* groups, int inputs) { return inputs / groups->size * groups->bytes(); }
+
+// Packs weights in groups into panels of `kind`; see orca_pack.
+void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const Groups* groups, int outputs,
+                      int inputs, WeightKind kind, int gated, int threads, uint8_t* panels) {
+    const Packing<float> order{nullptr, outputs, inputs, gated != 0};
+    const GroupPacking packing{codes, scales, offsets, *groups, order, kind == WeightKind::GROUPS_DOTS};
+    together(threads, [&](Member& member) {
+        member.each(order.panels(), [&](int panel) { packing.pack(panel, panels); });
+    });
+}
+
 // to [rows, outputs] = x [rows, inputs] times a matrix.
 void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, float* to) {
     with_input(*matrix, [&]<class Input>() {
@@ -171,6 +192,13 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
 // ranks' parts.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
     with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
+}
+
+// Adds to x [tokens, hidden] the `change` that a half of a layer computes: the sum of what the ranks wrote to `partial`.
+void orca_add(const Model* model, int half, const float* change, int tokens, float* x) {
+    const Layer& layer = model->layers[half / 2];
+    const Norm& post = half % 2 ? layer.mlp_post_norm : layer.attention_post_norm;
+    together(model->threads, [&](Member& member) { add_norms(member, *model, post, change, tokens, x); });
 }
 
 // Logits [count, vocabulary] after `count` tokens, which are flat indices among batch.logits_after.

@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "dots.h"
+#include "group_products.h"
 #include "powers.h"
 
 // The height of a batch's slices in units of rows: the least and the most.
@@ -16,7 +16,8 @@ class TiledInput {
 public:
     static constexpr Heights SLICES{ROWS, 4, 6};
 
-    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : to_(memory.data()), depth_(depth), tiles_(tiles) {}
+    TiledInput(float* memory, int depth, const Tiles& tiles) : to_(memory), depth_(depth), tiles_(tiles) {}
+    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : TiledInput(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
 
@@ -28,6 +29,7 @@ public:
 
     // As exact as float32.
     static Vector silu(Vector x) { return ::silu(x); }
+    static Vector gelu(Vector x) { return ::gelu(x); }
 
     // How many rows from this one on are neighbours.
     int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
@@ -73,8 +75,9 @@ class Bfloat16Input {
 public:
     static constexpr Heights SLICES{BLOCK, 4, 6};
 
-    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles)
-        : to_(reinterpret_cast<bfloat16*>(memory.data())), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(float* memory, int depth, const Tiles& tiles)
+        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles) : Bfloat16Input(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
 
@@ -84,6 +87,7 @@ public:
     }
 
     static Vector silu(Vector x) { return fast_silu(x); }
+    static Vector gelu(Vector x) { return fast_gelu(x); }
 
     void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
 
@@ -100,10 +104,18 @@ public:
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const size_t size = size_t(stride_) * WIDTH;  // of a panel
+        const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
-                const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
-                Prefetch ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
+#if defined(WIDENS_IN_REGISTERS)
+                if (grouped && rows_ <= FEW_PAIRS) {
+                    multiply_few({to_, size_t(stride_)}, rows_, matrix, panel, [&](int r, auto& sums) { finish(panel, r, sums); });
+                    continue;
+                }
+#endif
+                const Dotted* weights =
+                    grouped ? widened(matrix, panel, stride_) : static_cast<const Dotted*>(matrix.panels) + panel * size;
+                Prefetch ahead(weights + (grouped ? 0 : last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,

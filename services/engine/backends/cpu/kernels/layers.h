@@ -85,9 +85,10 @@ private:
 
 // Turns the sums of an MLP's first product into the input of its second, `depth` numbers a row.
 template <class Input>
-struct Activation {
+struct Activated {
     const Matrix& up;
     bool gated;
+    Activation activation;
     int depth;
     const Input& to;
 
@@ -98,10 +99,12 @@ struct Activation {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
 #pragma GCC unroll 16
-            for (size_t r = 0; r < R; ++r) square[r] = gated ? Input::silu(sums[r][0]) * sums[r][1] : gelu(sums[r][half]);
+            for (size_t r = 0; r < R; ++r) square[r] = gated ? of(sums[r][0]) * sums[r][1] : of(sums[r][half]);
             if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
         }
     }
+
+    Vector of(Vector x) const { return activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
 
     void expect(int panel, int row, int) const {
         const int columns = gated ? LANES : WIDTH;
@@ -111,6 +114,13 @@ struct Activation {
 
 // A layer's three steps. Attention begins when all keys that it looks at are written.
 enum Step { WRITE_KV, ATTEND, FEED_FORWARD, STEPS };
+
+template <class Input, class Crew>
+struct SliceRun;
+
+// See experts.h.
+template <class Input, class Crew>
+void run_experts(SliceRun<Input, Crew>& run, const Layer& layer);
 
 // Runs steps over one slice of a batch, by a team or by one thread.
 template <class Input, class Crew>
@@ -155,9 +165,15 @@ struct SliceRun {
         done(phase);
     }
 
+    // Caps logits [rows, vocabulary].
+    void cap(float* logits, int rows) {
+        const int size = model.vocabulary.outputs;
+        crew.each(rows, [&](int row) { cap_all(logits + size_t(row) * size, size, model.logits_soft_cap); });
+        done(VOCABULARY);
+    }
+
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
-private:
     void done(Phase phase) {
         if (!timed) return;
         const double now = omp_get_wtime();
@@ -165,14 +181,20 @@ private:
         began = now;
     }
 
+private:
     Input wide(int depth) const { return {inputs.wide, depth, slice.tiles}; }
     float* qkv() const { return model.buffers->qkv.data(); }
     int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
     void norm(const Norm& of) {
         norm(of, [&](int row) { return slice.first + row; });
     }
-    void add(const Matrix& matrix, const Input& rows, Phase phase) {
-        product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
+    // Adds a product to x, or its norm if there is `post`; to other memory than x, the product is written.
+    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase) {
+        float* own = to + size_t(slice.first) * model.hidden;
+        if (to != x || !post.weight) return product(matrix, rows, own, to == x, phase);
+        product(matrix, rows, inputs.change.data(), false, phase);
+        add_norms(crew, model, post, inputs.change.data(), slice.count, own);
+        done(NORMS);
     }
 
     // Computes queries, keys and values, and writes the latter two to the cache.
@@ -181,52 +203,67 @@ private:
         product(layer.qkv, narrow(), qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
             for (int t = slice.first + begin; t < slice.first + end; ++t)
-                model.bfloat16_cache ? write_token<bfloat16>(layer, t) : write_token<float>(layer, t);
+                with_cache(layer, [&](const auto& cache) { write_token(layer, cache, t); });
         });
         done(PLACING);
     }
 
     void attend(const Layer& layer) {
         const Input outputs = wide(model.heads.queries * model.heads.dim);
-        model.bfloat16_cache ? attend_to<bfloat16>(layer, outputs) : attend_to<float>(layer, outputs);
-        add(layer.output, outputs, PROJECTIONS);
+        with_cache(layer, [&](const auto& cache) { attend_to(cache, outputs); });
+        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS);
     }
 
     void feed_forward(const Layer& layer) {
+        if constexpr (!std::is_same_v<Crew, Alone>)  // threads share a batch that goes to experts
+            if (layer.experts.count) return run_experts(*this, layer);
         norm(layer.mlp_norm);
         const Input inner = wide(layer.down.inputs);
-        const Activation<Input> activation{layer.up, model.gated != 0, layer.down.inputs, inner};
-        narrow().multiply(crew, layer.up, activation, [&](auto... at) { activation.expect(at...); });
-        add(layer.down, inner, MLP);
+        const Activated<Input> activated{layer.up, model.gated != 0, model.activation, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
+        add(layer.down, inner, layer.mlp_post_norm, MLP);
     }
 
     template <class Number>
     LayerCache<Number> cache(const Layer& layer) const {
-        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values)};
+        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values), layer.window};
+    }
+
+    // Calls work(cache) with the layer's cache of the numbers that the model keeps.
+    template <class Work>
+    void with_cache(const Layer& layer, const Work& work) const {
+        if (model.cache_kind == BFLOAT16_CACHE) return work(cache<bfloat16>(layer));
+        if (model.cache_kind == INT8_CACHE) return work(cache<int8_t>(layer));
+        work(cache<float>(layer));
     }
 
     template <class Number>
-    void write_token(const Layer& layer, int token) {
+    void write_token(const Layer& layer, const LayerCache<Number>& cache, int token) {
         const Heads& heads = model.heads;
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
-        float* row = qkv() + size_t(token) * width();
-        for (int head = 0; head < heads.queries + heads.keys; ++head) {
-            float* x = row + head * dim;
-            const float* weight = head < heads.queries ? layer.query_norm : layer.key_norm;
-            if (weight) normalise_head(x, dim, weight, model.epsilon);
-            if (model.cosines)
-                rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
+        float *row = qkv() + size_t(token) * width(), *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        if (layer.query_norm) {
+            norm_heads(row, heads.queries, layer.query_norm);
+            norm_heads(key, heads.keys, layer.key_norm);
         }
-        const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        if (layer.cosines)
+            for (float* x = row; x < value; x += dim)
+                rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
-            write_position(cache<Number>(layer), request, head, position, key, value);
+            write_position(cache, request, head, position, key, value);
+    }
+
+    // Each head by itself, or all of them as one row.
+    void norm_heads(float* x, int heads, const float* weight) const {
+        const int together = model.norms_all_heads ? heads : 1, size = together * model.heads.dim;
+        for (int head = 0; head < heads; head += together, x += size) normalise(x, size, weight, model.epsilon);
     }
 
     template <class Number>
-    void attend_to(const Layer& layer, const Input& outputs) {
+    void attend_to(const LayerCache<Number>& cache, const Input& outputs) {
         const int keys = model.heads.keys;
-        with_attention(cache<Number>(layer), [&](const auto& attention) {
+        with_attention(cache, [&](const auto& attention) {
             const int spans = int(slice.spans.size());
             // If there are enough spans, one thread has all heads of a span, which are neighbours in its blocks.
             each_range(crew, spans * keys, spans < 4 * crew.size() ? 1 : keys, [&](int begin, int end) {

@@ -1,6 +1,7 @@
 // A decoder as Python describes it. structs.py has the same fields.
 #pragma once
 
+#include "routing.h"
 #include "slices.h"
 #include "tile_attention.h"
 
@@ -9,38 +10,49 @@ struct Norm {
     const float* bias;  // or null
 };
 
+// Norms without a weight are left out.
 struct Layer {
     Norm attention_norm;
     Matrix qkv;
-    const float* query_norm;  // [dim] or null
+    const float* query_norm;  // [dim], or of all heads [queries * dim], or null
     const float* key_norm;
     Matrix output;
     Norm mlp_norm;
+    Norm attention_post_norm, mlp_post_norm;
     Matrix up;  // gated: each panel has LANES gates and the LANES outputs that they multiply
     Matrix down;
     void* keys;
     void* values;
+    const float* cosines;  // [positions, dim / 2], or null without rotary embeddings
+    const float* sines;
+    int32_t window;  // see LayerCache
+    Experts experts;  // with none, the layer has `up` and `down`
 };
 
-// Inputs of products, which steps pass to each other: of the hidden size, and wider ones. They grow as needed.
+enum class Activation : int32_t { SILU, GELU };
+
+// What steps pass to each other. The inputs of products: of the hidden size, and wider ones. The results of products
+// that are normalised before they are added to x. They grow as needed.
 struct ProductInputs {
-    Numbers narrow, wide;
+    Numbers narrow, wide, change;
 };
 
 struct Buffers {
     Numbers qkv;  // [tokens, width]
     std::vector<ProductInputs> inputs;  // one for each thread that works alone; a team shares the first
+    Routing routing;
     double seconds[6] = {};  // spent in each Phase
 };
 
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t layer_count, hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
-    float epsilon;
+    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, gated;
+    CacheKind cache_kind;
+    int32_t threads;
+    Activation activation;
+    float epsilon, logits_soft_cap;  // 0: none
     Heads heads;
-    const float* cosines;  // [positions, dim / 2], or null if positions are learned
-    const float* sines;
     const Layer* layers;
     Norm last_norm;
     Matrix vocabulary;

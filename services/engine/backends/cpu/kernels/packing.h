@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "dots.h"
 
@@ -59,5 +60,52 @@ struct Packing {
             for (int lane = 0; lane < WIDTH; ++lane)
                 for (int k = begin; k < std::min(begin + 16, inputs); ++k)
                     from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
+    }
+};
+
+// Codes [outputs, inputs], and scales and offsets [outputs, inputs / size], as panels of groups.
+struct GroupPacking {
+    const uint8_t* codes;
+    const float *scales, *offsets;
+    Groups groups;
+    Packing<float> order;  // of the outputs; its weights are not read
+    bool dotted;
+
+    void pack(int panel, uint8_t* to) const {
+        const int size = groups.size, count = order.inputs / size, step = dotted ? STEP : SLOTS;
+        const bool short_codes = groups.bits == 4;
+        const uint8_t flip = groups.centred && !short_codes ? 128 : 0;
+        std::vector<CodeByte> block(WIDTH * step * groups.bits / 8);
+        for (size_t i = 0; i < block.size(); ++i) block[i] = code_byte(groups, dotted, int(i));
+        const std::vector<uint8_t> none(order.inputs, 0);
+        const uint8_t* rows[WIDTH];
+        for (int lane = 0; lane < WIDTH; ++lane) {
+            const int row = order.output(panel, lane);
+            rows[lane] = row < 0 ? none.data() : codes + size_t(row) * order.inputs;
+        }
+        to += size_t(panel) * count * groups.bytes();
+        for (int group = 0; group < count; ++group) {
+            for (int lane = 0; lane < WIDTH; ++lane) {
+                const int row = order.output(panel, lane);
+                const size_t at = size_t(row) * count + group;
+                put_factor(to, lane, row < 0 ? 0 : scales[at]);
+                if (!groups.centred) put_factor(to, WIDTH + lane, row < 0 ? 0 : offsets[at]);
+            }
+            to += groups.header();
+            for (int k = group * size; k < (group + 1) * size; k += step)
+                for (const CodeByte& from : block) {
+                    const uint8_t* row = rows[from.column] + k;
+                    *to++ = short_codes ? row[from.depth] | row[from.upper] << 4 : row[from.depth] ^ flip;
+                }
+        }
+    }
+
+private:
+    void put_factor(uint8_t* to, int at, float x) const {
+        const _Float16 half = _Float16(x);
+        if (groups.halves)
+            std::memcpy(to + at * sizeof half, &half, sizeof half);
+        else
+            std::memcpy(to + at * sizeof x, &x, sizeof x);
     }
 };

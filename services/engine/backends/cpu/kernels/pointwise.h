@@ -5,45 +5,88 @@
 
 #include "model.h"
 
-// Writes the norms of `count` rows, each [hidden], to the rows from `first` on of a product's input.
-template <class Input>
-inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, int first,
-                      const Input& to) {
-    const int size = model.hidden;
-    float means[LANES] = {}, scales[LANES] = {};
-    for (int r = 0; r < count; ++r) {
-        const float* x = rows[r];
-        if (model.layer_norm) {
-            for (int i = 0; i < size; ++i) means[r] += x[i];
-            means[r] /= size;
-        }
-        Vector sum = {};
-        int i = 0;
-        for (; i + LANES <= size; i += LANES) {
-            const Vector v = load(x + i) - means[r];
-            sum += v * v;
-        }
-        float squares = total(sum);
-        for (; i < size; ++i) squares += (x[i] - means[r]) * (x[i] - means[r]);
-        scales[r] = 1.0f / std::sqrt(squares / size + model.epsilon);
+// What a norm subtracts from the numbers of a row, and then multiplies them by.
+struct Moments {
+    float mean, scale;
+};
+
+inline Moments moments_of(const float* x, int size, bool layer_norm, float epsilon) {
+    float mean = 0;
+    if (layer_norm) {
+        for (int i = 0; i < size; ++i) mean += x[i];
+        mean /= size;
     }
+    Vector sum = {};
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const Vector v = load(x + i) - mean;
+        sum += v * v;
+    }
+    float squares = total(sum);
+    for (; i < size; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    return {mean, 1.0f / std::sqrt(squares / size + epsilon)};
+}
+
+// Writes the norms of `count` rows, each [hidden], to the rows from `first` on of a product's input or of x. Without a
+// weight, they are the rows themselves.
+template <class Rows>
+inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, int first,
+                      const Rows& to) {
+    const int size = model.hidden;
+    Moments moments[LANES];
+    for (int r = 0; r < count; ++r)
+        moments[r] = norm.weight ? moments_of(rows[r], size, model.layer_norm, model.epsilon) : Moments{0, 1};
     int k = 0;
     for (; k + LANES <= size; k += LANES) {
         Vector square[LANES] = {};
-        const Vector weight = load(norm.weight + k), bias = norm.bias ? load(norm.bias + k) : Vector{};
-        for (int r = 0; r < count; ++r) square[r] = (load(rows[r] + k) - means[r]) * scales[r] * weight + bias;
+        const Vector weight = norm.weight ? load(norm.weight + k) : broadcast(1);
+        const Vector bias = norm.bias ? load(norm.bias + k) : Vector{};
+        for (int r = 0; r < count; ++r)
+            square[r] = (load(rows[r] + k) - moments[r].mean) * moments[r].scale * weight + bias;
         to.set(first, count, k, square, LANES);
     }
-    for (; k < size; ++k)
+    for (; k < size; ++k) {
+        const float weight = norm.weight ? norm.weight[k] : 1, bias = norm.bias ? norm.bias[k] : 0;
         for (int r = 0; r < count; ++r)
-            to.set(first + r, k, (rows[r][k] - means[r]) * scales[r] * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f));
+            to.set(first + r, k, (rows[r][k] - moments[r].mean) * moments[r].scale * weight + bias);
+    }
 }
 
-inline void normalise_head(float* x, int dim, const float* weight, float epsilon) {
-    float squares = 0;
-    for (int i = 0; i < dim; ++i) squares += x[i] * x[i];
-    const float scale = 1.0f / std::sqrt(squares / dim + epsilon);
-    for (int i = 0; i < dim; ++i) x[i] *= scale * weight[i];
+// Rows of x, to which what they are set to is added.
+struct Residual {
+    float* x;  // [rows, hidden]
+    int hidden;
+
+    void set(int row, int count, int at, const Vector (&rows)[LANES], int) const {
+        for (int r = 0; r < count; ++r) {
+            float* to = x + size_t(row + r) * hidden + at;
+            store(to, load(to) + rows[r]);
+        }
+    }
+
+    void set(int row, int at, float change) const { x[size_t(row) * hidden + at] += change; }
+};
+
+// Adds the norms of `change` [rows, hidden] to x; without a weight, `change` itself.
+template <class Crew>
+inline void add_norms(Crew& crew, const Model& model, const Norm& norm, const float* change, int rows, float* x) {
+    each_range(crew, rows, ROWS, [&](int begin, int end) {
+        const float* some[ROWS];
+        for (int r = begin; r < end; ++r) some[r - begin] = change + size_t(r) * model.hidden;
+        normalise(model, norm, some, end - begin, begin, Residual{x, model.hidden});
+    });
+}
+
+inline void cap_all(float* x, int count, float cap) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(x + i, soft_capped(load(x + i), cap));
+    for (; i < count; ++i) x[i] = soft_capped(broadcast(x[i]), cap)[0];
+}
+
+// Normalises numbers in place.
+inline void normalise(float* x, int size, const float* weight, float epsilon) {
+    const float scale = moments_of(x, size, false, epsilon).scale;
+    for (int i = 0; i < size; ++i) x[i] *= scale * weight[i];
 }
 
 inline void rotate(float* x, int dim, const float* cosines, const float* sines) {

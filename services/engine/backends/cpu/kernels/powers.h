@@ -34,6 +34,25 @@ inline Vector gelu(Vector x) {  // the tanh form, as in GPT-2
     return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
 }
 
+inline Vector hyperbolic_tangent(Vector x) {
+    const Vector square = x * x, bounded = smaller(broadcast(9.1f), larger(broadcast(-9.1f), x));
+    Vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;  // Cephes' tanhf
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const Vector near = p * square * x + x, far = 1.0f - 2.0f / (exponential(2.0f * bounded) + 1.0f);
+    return (x != x) | (square < 0.390625f) ? near : far;
+}
+
+inline Vector soft_capped(Vector x, float cap) { return cap * hyperbolic_tangent(x * (1.0f / cap)); }
+
+// The same for the sums of a product.
+template <size_t R, size_t V>
+inline void soft_cap(Vector (&sums)[R][V], float cap) {
+    for (auto& row : sums)
+        for (Vector& v : row) v = soft_capped(v, cap);
+}
+
 #if defined(__AVX512F__)
 // 2^x with a relative error of 2^-13, which is less than bfloat16 rounds: 2^whole times a polynomial of the rest. For
 // an infinite x the rest is NaN, and the result is 0 or infinite, because scalef ignores a NaN there.
@@ -49,5 +68,8 @@ inline Vector fast_power(Vector of) {
 // With a relative error of 2^-12, for results that are stored as bfloat16, in a third of the time.
 inline Vector fast_silu(Vector x) {
     return x * Vector(_mm512_rcp14_ps(__m512(1.0f + fast_power(x * -1.44269504f))));
+}
+inline Vector fast_gelu(Vector x) {
+    return x * Vector(_mm512_rcp14_ps(__m512(1.0f + fast_power(x * (-2.30220820f - 0.102943242f * x * x)))));
 }
 #endif

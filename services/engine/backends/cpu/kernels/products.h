@@ -8,12 +8,12 @@
 #include <span>
 #include <type_traits>
 
+#include "groups.h"
 #include "pages.h"
 #include "team.h"
-#include "vectors.h"
 
 // How a matrix is kept. packing.py has the same kinds; Python compares the names when it loads the library.
-#define WEIGHT_KINDS(kind) kind(FLOAT32) kind(BFLOAT16) kind(INT8) kind(BFLOAT16_DOTS)
+#define WEIGHT_KINDS(kind) kind(FLOAT32) kind(BFLOAT16) kind(INT8) kind(BFLOAT16_DOTS) kind(GROUPS) kind(GROUPS_DOTS)
 #define COMMA(name) name,
 #define WORD(name) #name " "
 enum class WeightKind : int32_t { WEIGHT_KINDS(COMMA) };
@@ -22,14 +22,19 @@ constexpr const char* WEIGHT_KIND_NAMES = WEIGHT_KINDS(WORD);
 #undef WORD
 
 // [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH]; the last panel is filled up with zeros. BFLOAT16
-// is Paired, see vectors.h; BFLOAT16_DOTS, for bfloat16 rows, is Dotted, see dots.h.
+// is Paired, see vectors.h; BFLOAT16_DOTS, for bfloat16 rows, is Dotted, see dots.h. GROUPS, and GROUPS_DOTS for bfloat16
+// rows, are described in groups.h.
 struct Matrix {
     const void* panels;
     const float* scales;  // [outputs] of int8, by which the sums are multiplied
     const float* bias;    // [outputs] or null
     int32_t inputs, outputs;
     WeightKind kind;
+    Groups groups;  // of the kinds that have groups
 
+    const uint8_t* grouped_panel(int panel) const {
+        return static_cast<const uint8_t*>(panels) + size_t(panel) * (inputs / groups.size) * groups.bytes();
+    }
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
@@ -51,7 +56,7 @@ constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetch
 
 struct Nothing {
     template <class... Any>
-    void operator()(const Any&...) {}
+    void operator()(const Any&...) const {}
 };
 
 // Stores a panel's columns as floats.
@@ -252,17 +257,21 @@ void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int tog
     });
 }
 
+template <class Finish, class Expect>
+class GroupShare;
+
 // Multiplies rows, in tiles, by a matrix; see Share.
 template <class Crew, class Finish, class Expect>
 void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
               const Expect& expect) {
     const size_t size = size_t(matrix.inputs) * ROWS * sizeof(float);
-    const auto by = [&]<class Weight>(const Weight*) {
-        const Share<Weight, Finish, Expect> share(matrix, packed, tiles, finish, expect);
+    const auto by = [&]<class Own>(const Own*) {
+        const Own share(matrix, packed, tiles, finish, expect);
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
         share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
-    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const float*>(nullptr));
-    if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Paired*>(nullptr));
-    if (matrix.kind == WeightKind::INT8) by(static_cast<const int8_t*>(nullptr));
+    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const Share<float, Finish, Expect>*>(nullptr));
+    if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Share<Paired, Finish, Expect>*>(nullptr));
+    if (matrix.kind == WeightKind::INT8) by(static_cast<const Share<int8_t, Finish, Expect>*>(nullptr));
+    if (matrix.kind == WeightKind::GROUPS) by(static_cast<const GroupShare<Finish, Expect>*>(nullptr));
 }

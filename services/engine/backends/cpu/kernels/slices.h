@@ -35,6 +35,12 @@ inline bool any_wanted(const Batch& batch, int first, int end) {
     return std::any_of(batch.logits_after, batch.logits_after + batch.wanted, inside);
 }
 
+// A slice of the tokens [first, end).
+inline Slice slice_of(const Batch& batch, const int* owners, int first, int end, int span) {
+    const bool wanted = any_wanted(batch, first, end);
+    return {first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span), wanted};
+}
+
 // One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
 // and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
 // it costs little; and each thread has several, so that it hardly waits for others.
@@ -44,10 +50,7 @@ inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int t
     const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
     const int rows = count == 1 ? batch.tokens : (units + count - 1) / count * heights.unit;
     std::vector<Slice> slices;
-    for (int first = 0; first < batch.tokens; first += rows) {
-        const int end = std::min(batch.tokens, first + rows);
-        slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span),
-                          any_wanted(batch, first, end)});
-    }
+    for (int first = 0; first < batch.tokens; first += rows)
+        slices.push_back(slice_of(batch, owners, first, std::min(batch.tokens, first + rows), span));
     return slices;
 }

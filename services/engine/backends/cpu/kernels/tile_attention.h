@@ -26,12 +26,13 @@ public:
             const float* from = query + size_t(first_token + r / group) * width + (head * group + r % group) * dim;
             for (int d = 0; d < dim; d += LANES) store_some(s.queries + size_t(r) * dim + d, load(from + d), LANES);
         }
-        std::fill_n(s.highest, rows, -INFINITY);
+        std::fill_n(s.highest, rows, LOWEST);
         std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs, size_t(rows) * dim, 0.0f);
         const HalfTiles tiles(std::min(rows, SIDE));
-        for (int begin = 0; begin < length; begin += KEYS) {
-            const int count = std::min(KEYS, length - begin), keys = (count + SIDE - 1) / SIDE * SIDE;
+        for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
+            end = std::min(length, (begin / KEYS + 1) * KEYS);
+            const int count = end - begin, keys = (count + SIDE - 1) / SIDE * SIDE;
             const KeyRange range{span.request, head, begin, keys, length};
             tiles.renew();
             for (int row = 0; row < rows; row += SIDE) score(s, row, range);
@@ -96,14 +97,17 @@ private:
         }
     }
 
-    // Turns a row's scores into weights e^(scaling * (score - highest)); only the first `visible` count.
+    // Turns a row's scores into weights e^(scaling * (score - highest)); only those of the window before `visible` count.
     void weigh(const Scratch& s, int r, int keys, int visible) const {
         float* scores = s.scores + size_t(r) * KEYS;
         bfloat16* weights = s.weights + size_t(r) * KEYS;
+        const int hidden = visible - cache_.window;
+        if (heads_.soft_cap > 0) cap(scores, keys);
         Vector best = broadcast(s.highest[r]);
         for (int j = 0; j < keys; j += LANES) {
-            const Vector all = load(scores + j), seen = numbers() < float(visible - j) ? all : broadcast(-INFINITY);
-            if (visible < j + LANES) store(scores + j, seen);
+            const Ints in_sight = (numbers() < float(visible - j)) & (numbers() >= float(hidden - j));
+            const Vector seen = in_sight ? load(scores + j) : broadcast(-INFINITY);
+            if (visible < j + LANES || j < hidden) store(scores + j, seen);
             best = larger(seen, best);
         }
         const float now = highest(best), factor = heads_.scaling * 1.44269504f;
@@ -118,6 +122,13 @@ private:
         store(s.totals + size_t(r) * LANES, sum);
         float* outputs = s.outputs + size_t(r) * heads_.dim;
         for (int d = 0; d < heads_.dim; d += LANES) store(outputs + d, load(outputs + d) * shrink);
+    }
+
+    // Caps scores that are not scaled.
+    void cap(float* scores, int keys) const {
+        const float scaling = heads_.scaling, inverse = 1.0f / scaling;
+        for (int j = 0; j < keys; j += LANES)
+            store(scores + j, soft_capped(load(scores + j) * scaling, heads_.soft_cap) * inverse);
     }
 
     // Adds values times the weights of a tile's rows.
@@ -160,10 +171,10 @@ template <class Number, class Work>
 inline void with_attention(const LayerCache<Number>& cache, const Work& work) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<Number, bfloat16>)
-        if (by_tiles(cache.heads, true)) return work(TileAttention(cache));
+        if (by_tiles(cache.heads, BFLOAT16_CACHE)) return work(TileAttention(cache));
 #endif
     work(Attention<Number>(cache));
 }
 
 // The most rows of a span: tokens times the heads that share a key head. Three tiles of either kind.
-inline int span_height(const Heads& heads, bool bfloat16_cache) { return by_tiles(heads, bfloat16_cache) ? 48 : HEIGHT; }
+inline int span_height(const Heads& heads, CacheKind kind) { return by_tiles(heads, kind) ? 48 : HEIGHT; }

@@ -10,8 +10,8 @@ constexpr int SIDE = 16;  // rows of a tile, and keys of one product
 constexpr int LINE = 32;  // numbers of a cache line
 constexpr int DISTANCE = 64;  // how many keys before their use keys and values are prefetched
 
-inline bool by_tiles(const Heads& heads, bool bfloat16_cache) {
-    return HAS_TILES && bfloat16_cache && heads.dim % DEPTHS == 0;
+inline bool by_tiles(const Heads& heads, CacheKind kind) {
+    return HAS_TILES && kind == BFLOAT16_CACHE && heads.dim % DEPTHS == 0;
 }
 
 // Whether tiles can be loaded from blocks. Then a block has, for each head, keys [block_size / SIDE][dim / 2][SIDE][2]
@@ -139,7 +139,7 @@ private:
 
 #else
 
-inline bool by_tiles(const Heads&, bool) { return false; }
+inline bool by_tiles(const Heads&, CacheKind) { return false; }
 
 #endif
 
@@ -150,7 +150,7 @@ inline void write_position(const LayerCache<Number>& cache, int request, int hea
     const int offset = position % cache.heads.block_size;
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<Number, bfloat16>)
-        if (by_tiles(cache.heads, true) && in_pairs(cache.heads)) return write_pairs(cache, at, offset, key, value);
+        if (by_tiles(cache.heads, BFLOAT16_CACHE) && in_pairs(cache.heads)) return write_pairs(cache, at, offset, key, value);
 #endif
     write_plain(cache, at, offset, key, value);
 }

@@ -102,6 +102,7 @@ inline void load_two(const Paired* both, const Paired*, Vector& a, Vector& b) {
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
 
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
 inline float to_float(bfloat16 x) { return same_bits<float>(uint32_t(x.bits) << 16); }
 
 inline void from_float(float& to, float x) { to = x; }

@@ -9,8 +9,11 @@ import triton.language as tl
 from services.engine.families.weights import Table
 
 
-def embed(ids: torch.Tensor, positions: torch.Tensor, vocabulary: Table, learned: Table | None) -> torch.Tensor:
-    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zeros for rows that another shard has."""
+def embed(
+    ids: torch.Tensor, positions: torch.Tensor, vocabulary: Table, learned: Table | None, scale: float = 1.0
+) -> torch.Tensor:
+    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zeros for rows that another shard has. `scale`
+    is a factor of the vocabulary's rows."""
     hidden = vocabulary.rows.shape[1]
     x = torch.empty(len(ids), hidden, dtype=torch.float32, device=ids.device)
     _embed[(len(ids),)](
@@ -19,6 +22,7 @@ def embed(ids: torch.Tensor, positions: torch.Tensor, vocabulary: Table, learned
         positions,
         vocabulary.rows,
         None if learned is None else learned.rows,
+        SCALE=scale,
         HIDDEN=hidden,
         FIRST_ID=vocabulary.first,
         IDS=len(vocabulary.rows),
@@ -37,6 +41,7 @@ def _embed(
     positions,
     vocabulary,
     learned,
+    SCALE: tl.constexpr,
     HIDDEN: tl.constexpr,
     FIRST_ID: tl.constexpr,
     IDS: tl.constexpr,
@@ -49,7 +54,7 @@ def _embed(
     inside = column < HIDDEN
     row = tl.load(ids + token).to(tl.int64) - FIRST_ID
     there = inside & (row >= 0) & (row < IDS)
-    numbers = tl.load(vocabulary + row * HIDDEN + column, there, 0.0).to(tl.float32)
+    numbers = tl.load(vocabulary + row * HIDDEN + column, there, 0.0).to(tl.float32) * SCALE
     if learned is not None:
         place = tl.load(positions + token).to(tl.int64) - FIRST_PLACE
         there = inside & (place >= 0) & (place < PLACES)

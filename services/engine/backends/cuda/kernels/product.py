@@ -16,7 +16,7 @@ def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Ten
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
     given. Sums are float32."""
     rows, inputs = x.shape
-    outputs = len(linear.weight)
+    outputs = linear.weight.shape[0]
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
@@ -24,7 +24,7 @@ def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Ten
         _multiply[(triton.cdiv(rows, ROWS) * triton.cdiv(outputs, COLUMNS),)](
             out,
             x,
-            linear.weight,
+            linear.numbers,
             linear.bias,
             rows,
             INPUTS=inputs,

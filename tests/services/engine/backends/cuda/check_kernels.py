@@ -45,6 +45,7 @@ def test_embedding() -> None:
     ids, positions = torch.tensor([3, 0, 3], dtype=torch.int32), torch.tensor([0, 5, 2], dtype=torch.int32)
     vocabulary, learned = torch.randn(4, 24), torch.randn(6, 24)
     assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None), vocabulary[ids])
+    assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None, 1.5), 1.5 * vocabulary[ids])
     whole = embed(ids, positions, Table(vocabulary, 0), Table(learned, 0))
     assert torch.equal(whole, vocabulary[ids] + learned[positions])
     shards = [

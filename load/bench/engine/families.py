@@ -1,0 +1,146 @@
+"""`python -m load.bench.engine.families`: the fast path beside transformers' own layers, for each family of models.
+
+Weights are random, in the shapes of a real model's layers. `LAYERS` layers and `VOCABULARY` tokens keep a run short:
+what a layer costs does not depend on their number. See docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from load.bench.engine.batches import Batches
+from load.bench.engine.floor import ModelShape
+from load.bench.engine.phases import Measured, Subject, increment, initiation
+from load.bench.engine.rates import MachineRates, measure_rates
+from load.bench.engine.timing import FULL, Scale
+from load.options import add_numerics
+from load.report import machine, table
+from services.engine.engine import Engine
+from services.engine.families.tensors import RandomTensors
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices
+
+LAYERS = 4
+VOCABULARY = 16_384
+BATCHES = (1, 8)  # of increment iterations
+CONTEXT = 512  # their tokens, and those of a prompt
+BLOCKS = 512
+_WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16}
+
+# a model's name, transformers' `model_type`, and what differs from the defaults of its config
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 3.2 1B": ("llama", {**_WIDE, "num_attention_heads": 32, "num_key_value_heads": 8}),
+    "SmolLM3 3B": ("smollm3", {}),
+    "Granite 3.2 2B": (
+        "granite",
+        {
+            **_WIDE,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.015625,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "OLMoE 1B-7B": ("olmoe", {}),
+    "Qwen3 30B-A3B": ("qwen3_moe", {"head_dim": 128, "norm_topk_prob": True}),
+    "OLMo 2 1B": ("olmo2", _WIDE),
+    "Phi-4-mini": (
+        "phi3",
+        {
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A phase of one model, on the fast path and with transformers' own layers."""
+
+    model: str
+    fast: Measured
+    stock: Measured
+
+    @property
+    def times(self) -> float:
+        """How many times as long transformers' layers take."""
+        return self.stock.seconds / self.fast.seconds
+
+
+def config_of(model: str, layers: int = LAYERS) -> Any:
+    """The transformers config of one of `MODELS`."""
+    family, fields = MODELS[model]
+    ids = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return AutoConfig.for_model(family, **{**ids, "num_hidden_layers": layers, **fields})
+
+
+def compare(model: str, config: Any, settings: EngineSettings, scale: Scale) -> Iterator[Compared]:
+    """Each phase of a model with this config."""
+    device = devices.choose_device(settings)
+    tensors = RandomTensors(config, devices.choose_dtype(settings, device), device)
+    found: list[list[Measured]] = []
+    rates: MachineRates | None = None
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "model"
+        config.save_pretrained(folder)
+        for fast_path in (True, False):
+            engine = Engine.load(folder, replace(settings, fast_path=fast_path, kv_blocks=BLOCKS), tensors=tensors)
+            assert ("sdpa" in engine.decoder.path) != fast_path, f"{model} runs as {engine.decoder.path}"
+            shape = ModelShape.of(config, engine.decoder.weight_dtype, engine.decoder.cache_dtype)
+            if rates is None:
+                rates = measure_rates(device, engine.decoder.weight_dtype, *shape.widest, shape.stored, scale)
+            found.append(list(_phases(Subject(engine, shape, rates, scale))))
+            del engine
+            gc.collect()
+    for fast, stock in zip(*found, strict=True):
+        yield Compared(model, fast, stock)
+
+
+def _phases(subject: Subject) -> Iterator[Measured]:
+    batches = Batches(subject.engine)
+    for batch in BATCHES:
+        yield increment(subject, batches, batch, CONTEXT)
+    yield initiation(subject, batches, 1, CONTEXT)
+
+
+def families_table(found: list[Compared]) -> str:
+    """Mean milliseconds of an iteration."""
+    rows = []
+    for one in found:
+        times = (one.fast.floor.seconds, one.fast.seconds, one.stock.seconds)
+        lowest, fast, stock = (f"{seconds / one.fast.iterations * 1e3:,.2f}" for seconds in times)
+        rows.append([one.model, one.fast.name, lowest, fast, f"{one.fast.ratio:.2f}", stock, f"{one.times:.1f}"])
+    head = ["layers of", "phase", "floor, ms", "fast path, ms", "ratio", "transformers' layers, ms", "times as long"]
+    return table(head, rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m load.bench.engine.families", description="Families, compared.")
+    parser.add_argument("--only", action="append", choices=list(MODELS), help="run only this one; may be repeated")
+    add_numerics(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
+    given = parser.parse_args(arguments)
+    settings = EngineSettings(given.device, given.dtype)
+    scale = replace(FULL, row_counts=(512, 2048))
+    found = [one for model in given.only or MODELS for one in compare(model, config_of(model), settings, scale)]
+    dtype = devices.choose_dtype(settings, devices.choose_device(settings))
+    print(f"{machine()}; {dtype}, {LAYERS} layers, {VOCABULARY:,} tokens\n\n{families_table(found)}")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Families with Llama's attention and experts instead of an MLP: Qwen3-MoE, OLMoE, Mixtral."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from services.engine.families.llama import Llama
+from services.engine.families.spec import DecoderSpec, ExpertsSpec
+from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
+
+
+class Experts(Llama):
+    """transformers 5 keeps the experts of a layer in one tensor [experts, outputs, inputs]; published checkpoints have
+    a tensor for each expert. Both are read, an expert at a time."""
+
+    block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
+    gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
+
+    @staticmethod
+    @abstractmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See DecoderWeights."""
+
+    def layer(self, index: int) -> LayerWeights:
+        """See DecoderWeights."""
+        experts = self._experts_of(f"model.layers.{index}") if self._spec.has_experts(index) else None
+        return replace(super().layer(index), experts=experts)
+
+    def _up(self, layer: str) -> Linear | None:
+        return super()._up(layer) if f"{layer}.mlp.gate_proj.weight" in self._tensors else None
+
+    def _down(self, layer: str) -> Linear | None:
+        return super()._down(layer) if f"{layer}.mlp.gate_proj.weight" in self._tensors else None
+
+    def _experts_of(self, layer: str) -> ExpertsWeights:
+        own = f"{layer}.{self.block}"
+        if f"{own}.gate.weight" not in self._tensors:
+            own = f"{layer}.mlp"
+        router = Linear(self._read(f"{own}.gate.weight"))
+        fused = f"{own}.experts.gate_up_proj" in self._tensors
+        return ExpertsWeights(router, self._fused(f"{own}.experts") if fused else self._single(f"{own}.experts"))
+
+    def _single(self, name: str) -> Iterator[tuple[Linear, Linear]]:
+        spec = self._spec.experts
+        assert spec is not None
+        inner = self._shard.of(spec.intermediate)
+        for expert in range(spec.count):
+            gate, up, down = (f"{name}.{expert}.{part}" for part in self.gate_up_down)
+            yield self._stacked([gate, up], [inner, inner]), self._partial(down, inner)
+
+    def _fused(self, name: str) -> Iterator[tuple[Linear, Linear]]:
+        spec = self._spec.experts
+        assert spec is not None
+        begin, end = self._shard.of(spec.intermediate)
+        for expert in range(spec.count):
+            rows = expert, expert + 1
+            up = self._read(f"{name}.gate_up_proj", rows)[0].view(2, spec.intermediate, -1)[:, begin:end]
+            down = self._read(f"{name}.down_proj", rows)[0, :, begin:end]
+            yield Linear(up.reshape(2 * (end - begin), -1)), Linear(down)
+
+
+class Qwen3Moe(Experts):
+    """Some layers may have an MLP."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        step, dense = config.decoder_sparse_step, config.mlp_only_layers
+        layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_hidden_layers))
+        return _with_experts(config, config.moe_intermediate_size, config.norm_topk_prob, layers)
+
+
+class Olmoe(Experts):
+    """The norms of queries and keys run over all heads."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama; None for clipped queries, keys and values, too."""
+        if config.clip_qkv is not None:
+            return None
+        spec = _with_experts(config, config.intermediate_size, config.norm_topk_prob)
+        return replace(spec, norms_all_heads=True) if spec else None
+
+
+class Mixtral(Experts):
+    """Published checkpoints have names of their own."""
+
+    block = "block_sparse_moe"
+    gate_up_down = ("w1", "w3", "w2")
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        return _with_experts(config, config.intermediate_size, True)
+
+
+def _with_experts(
+    config: Any, intermediate: int, normalised: bool, layers: tuple[bool, ...] = ()
+) -> DecoderSpec | None:
+    spec = Llama.read_spec(config)
+    if spec is None:
+        return None
+    experts = ExpertsSpec(config.num_experts, config.num_experts_per_tok, intermediate, normalised, layers)
+    return replace(spec, family=config.model_type, experts=experts)

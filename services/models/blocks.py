@@ -1,0 +1,63 @@
+"""The blocks of a GGUF file's quantised weights, kept beside the numbers that they were converted to.
+
+A backend that executes weights as they are stored reads a third to a half as many bytes as with bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from services.models.contents import BLOCKS
+
+# the types that engine/families/gguf.py reads
+KINDS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+
+
+def keep_blocks(reader: Any, model: Any, target: Path) -> int:
+    """Write the blocks of a GGUFReader's file for those weights of the converted bfloat16 `model` that are exactly the
+    numbers in the blocks, under the model's names and in its order of outputs. Return how many there are."""
+    from safetensors.torch import save_file
+
+    config, blocks, kinds = model.config, {}, {}
+    stored = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type.name in KINDS}
+    named = _names(reader, config.num_hidden_layers)
+    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    for name, weight in model.state_dict().items():
+        tensor = stored.get(f"{named(name.removesuffix('.weight'))}.weight")
+        if tensor is None or weight.ndim != 2:
+            continue
+        rows = _in_order(tensor, weight, heads)
+        if rows is not None:
+            blocks[name], kinds[name] = rows, tensor.tensor_type.name
+    if blocks:
+        save_file(blocks, target / BLOCKS, kinds)
+    return len(blocks)
+
+
+def _names(reader: Any, layers: int) -> Any:
+    """A function from a name in transformers to that in the file; None where there is none."""
+    import gguf
+
+    architecture = reader.fields["general.architecture"].contents()
+    found = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
+    return (lambda _: None) if found is None else gguf.get_tensor_name_map(found, layers).get_name
+
+
+def _in_order(tensor: Any, weight: Any, heads: tuple[int, int]) -> Any:
+    """The blocks with their rows in the order of `weight`; None if they are other numbers. llama.cpp interleaves the
+    rows of the two halves of a head that are rotated together, in some families."""
+    import gguf
+    import torch
+
+    rows = torch.from_numpy(tensor.data.copy())
+    numbers = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).to(weight.dtype)
+    if numbers.shape != weight.shape:
+        return None
+    if torch.equal(numbers, weight):
+        return rows
+    for count in heads:
+        if len(rows) % (2 * count) == 0:
+            order = torch.arange(len(rows)).view(count, -1, 2).transpose(1, 2).reshape(-1)
+            if torch.equal(numbers[order], weight):
+                return rows[order]
+    return None

@@ -1,0 +1,29 @@
+"""The comparison of families runs on tiny models. Its figures are not checked: they need a quiet machine."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_families import small_config
+
+from load.bench.engine.families import MODELS, compare, config_of, families_table
+from load.bench.engine.timing import Scale
+from services.engine.families.registry import spec_of
+from services.engine.settings import EngineSettings
+
+SHORT = Scale(window=0.0001, budget=0.0, row_counts=(1, 32), steps=4, times=1)
+
+
+def test_both_ways_of_a_tiny_model_are_measured() -> None:
+    config = small_config("smollm3", max_position_embeddings=1024)
+    found = list(compare("tiny", config, EngineSettings("cpu", "float32"), SHORT))
+    assert [one.fast.name for one in found] == [one.stock.name for one in found]
+    assert len(found) == 3
+    for one in found:
+        assert one.fast.floor.seconds == pytest.approx(one.stock.floor.seconds)
+        assert one.times > 0.0
+    assert families_table(found).count("tiny") == 3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_is_on_the_fast_path(model: str) -> None:
+    assert spec_of(config_of(model))

@@ -1,0 +1,82 @@
+"""Products by weights in groups beside products by the same weights as numbers, for each way in which they are kept."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
+from services.engine.backends.cpu.packing import Packer
+from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.weights import Linear
+from services.files import user_cache
+
+ROWS = (1, 2, 4, 5, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
+SHAPES = ((96, 64), (100, 96), (33, 32), (7, 160))  # outputs, inputs
+FORMATS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
+    "Q4_0": (4, 32, True, True),
+    "Q4_1": (4, 32, False, True),
+    "Q4_K": (4, 32, False, False),
+    "Q6_K": (6, 16, True, False),
+    "Q8_0": (8, 32, True, True),
+    "eight bits with zeros": (8, 32, False, True),
+    "one group": (4, 0, False, True),
+}
+
+
+def draw(shape: tuple[int, int], bits: int, group: int, centred: bool, halves: bool) -> QuantizedWeight:
+    drawn = torch.Generator().manual_seed(1)
+    group = group or shape[1]
+    factors = (shape[0], shape[1] // group)
+    codes = torch.randint(1 << bits, shape, generator=drawn, dtype=torch.uint8)
+    scales = torch.rand(factors, generator=drawn) / (1 << bits)
+    offsets = torch.randn(factors, generator=drawn)
+    if halves:
+        scales, offsets = scales.half().float(), offsets.half().float()
+    return QuantizedWeight(codes, scales, scales * -(1 << bits - 1) if centred else offsets, bits, group)
+
+
+def multiply(packer: Packer, matrix: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
+    to = torch.full((len(x), matrix.outputs), torch.nan)
+    packer._library.orca_multiply(
+        ctypes.byref(matrix.struct()), ctypes.c_void_p(x.data_ptr()), len(x), 2, ctypes.c_void_p(to.data_ptr())
+    )
+    return to
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_those_of_the_same_weights_as_numbers(
+    name: str, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Bitwise, for any number of rows: the codes are widened to the numbers that the other kinds keep."""
+    weight = draw(shape, *FORMATS[name])
+    packer = Packer(kernels(user_cache()), dtype, 2)
+    matrix = packer.matrix(Linear(weight))
+    assert matrix.kind == (WeightKind.GROUPS_DOTS if dtype == torch.bfloat16 and packer.units else WeightKind.GROUPS)
+    wide = packer.matrix(Linear(weight.dequantize()))
+    x = torch.randn(max(ROWS), shape[1], generator=torch.Generator().manual_seed(2))
+    whole = multiply(packer, wide, x)
+    for rows in ROWS:
+        assert torch.equal(multiply(packer, matrix, x[:rows]), whole[:rows])
+    rounded = x.bfloat16() if matrix.kind.has_bfloat16_rows else x
+    torch.testing.assert_close(whole.double(), rounded.double() @ weight.dequantize().double().T, rtol=0, atol=4e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gates_are_beside_what_they_multiply(name: str) -> None:
+    weight = draw((100, 64), *FORMATS[name])
+    packer = Packer(kernels(user_cache()), torch.bfloat16, 2)
+    gated, wide = (packer.matrix(Linear(each), gated=True) for each in (weight, weight.dequantize()))
+    x = torch.randn(3, 64)
+    assert torch.equal(multiply(packer, gated, x), multiply(packer, wide, x))
+
+
+def test_groups_that_fill_no_step_are_widened() -> None:
+    weight = draw((40, 24), 4, 8, False, True)
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.BFLOAT16

@@ -1,0 +1,126 @@
+"""Keys and values in eight bits: how near they are, what their blocks take, where they are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from driver import Driver, Job
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+
+from load.bench.engine.perplexity import perplexity, text_ids
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices, loading
+from services.errors import SettingsError
+from services.requests import SamplingParams
+
+SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=1)
+INT8 = dataclasses.replace(SETTINGS, kv_cache_dtype="int8_per_token_head")
+MOST_WORSE = 0.005  # of a perplexity
+SCALE = 4  # bytes
+PROMPT = list(range(3, 60))
+
+
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_each_number_is_within_half_a_step(block_size: int, tiny_model: Callable[[str], Path]) -> None:
+    """Compared with a float32 cache in the first layer, whose keys and values depend on no cache."""
+    caches = []
+    for settings in (SETTINGS, INT8):
+        engine = Engine.load(tiny_model("llama"), dataclasses.replace(settings, block_size=block_size))
+        Driver(engine).run([Job("a/0", PROMPT, SamplingParams(1, temperature=0.0))])
+        caches.append(engine._cache)
+    exact, short = caches
+    blocks, heads, dim, size = exact.keys[0].shape
+    kinds = [
+        (exact.keys[0], short.keys[0], (dim, size), -2),
+        (exact.values[0], short.values[0], (size, dim), -1),
+    ]
+    for stored, flat, shape, along in kinds:
+        parts = flat.flatten(2)
+        scales = parts[..., dim * size :].contiguous().view(torch.float32)
+        assert scales.shape == (blocks, heads, size)
+        numbers = parts[..., : dim * size].unflatten(-1, shape) * scales.unsqueeze(along)
+        steps = stored.abs().amax(along) / 127
+        assert torch.allclose(scales, steps, rtol=1e-6)
+        assert ((numbers - stored).abs() <= 0.5001 * steps.unsqueeze(along)).all()
+        assert torch.count_nonzero(steps) == heads * len(PROMPT)
+
+
+def test_a_perplexity_is_nearly_that_of_float32(default_model: Path) -> None:
+    ids = text_ids(default_model)[:400]
+    exact, short = (perplexity(Engine.load(default_model, settings), ids) for settings in (SETTINGS, INT8))
+    assert exact is not None
+    assert short is not None
+    assert exact != short
+    assert short == pytest.approx(exact, rel=MOST_WORSE)
+
+
+def test_a_block_takes_a_byte_for_each_number_and_four_for_each_scale(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 layers, 2 key heads of 16 and as many values: 512 bytes a token in float32."""
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 512 * 16 * 1000)
+    asked = {"kv_blocks": 0, "kv_memory_fraction": 0.25}
+    engines = [Engine.load(tiny_model("llama"), dataclasses.replace(one, **asked)) for one in (SETTINGS, INT8)]
+    assert engines[0].figures.num_blocks == 250
+    assert engines[1].figures.num_blocks == 250 * 512 // (2 * 2 * 2 * (16 + SCALE))
+    cache = engines[1]._cache
+    blocks = len(cache.keys[0])
+    assert sum(store.nbytes for store in (*cache.keys, *cache.values)) == blocks * 16 * 2 * 2 * 2 * (16 + SCALE)
+
+
+def test_numerics_name_the_format(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    assert Engine.load(folder, INT8).figures.numerics.endswith(" float32 kv-int8_per_token_head cpu native")
+    short = dataclasses.replace(SETTINGS, kv_cache_dtype="bfloat16")
+    assert Engine.load(folder, short).figures.numerics.endswith(" float32 kv-bfloat16 cpu native")
+    same = dataclasses.replace(SETTINGS, kv_cache_dtype="float32")
+    assert Engine.load(folder, same).figures.numerics == Engine.load(folder, SETTINGS).figures.numerics
+
+
+def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
+    """A request with a token whose embedding is NaN or infinite fails alone, and its blocks harm no later request."""
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    sampling = SamplingParams(12, temperature=0.0)
+    settings = dataclasses.replace(INT8, block_size=4, kv_blocks=16)
+    good = [Job(f"g{i}/0", prompt, sampling) for i, prompt in enumerate([[5, 6, 7], [8, 9, 10, 11, 12]])]
+    alone = [Driver(Engine.load(folder, settings)).run([job])[0].output for job in good]
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][40] = torch.nan
+    weights["model.embed_tokens.weight"][41, 3] = torch.inf
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    driver = Driver(Engine.load(folder, settings), random.Random(1), max_batch=3)
+    bad = [Job(f"b{i}/0", [3, 40 + i % 2, 4, 4, 4][: i + 2], sampling) for i in range(4)]
+    again = [Job(job.id, job.prompt, sampling) for job in good]
+    driver.run([*again[:1], *bad])
+    driver.run(again[1:])
+    assert [job.output for job in again] == alone
+    assert all("not finite" in (job.failed or "") for job in bad)
+    whole = driver.run([Job("all/0", [5] * 60, dataclasses.replace(sampling, max_new_tokens=2))])[0]
+    assert whole.failed is None
+
+
+def test_transformers_layers_refuse_it(tiny_model: Callable[[str], Path]) -> None:
+    for kept in ("int8_per_token_head", "bfloat16"):
+        settings = dataclasses.replace(SETTINGS, kv_cache_dtype=kept, fast_path=False)
+        with pytest.raises(SettingsError, match=f"kv_cache_dtype={kept} is served on the fast path only.*; use auto"):
+            Engine.load(tiny_model("llama"), settings)
+
+
+def test_a_gpu_refuses_another_dtype_than_its_own(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "choose_device", lambda settings: torch.device("cuda"))
+    settings = dataclasses.replace(INT8, device="cuda", dtype="bfloat16")
+    with pytest.raises(
+        SettingsError, match="kv_cache_dtype=int8_per_token_head with dtype=bfloat16 is served on a CPU"
+    ):
+        loading.load_decoder(tiny_model("llama"), settings, 64)
+    with pytest.raises(SettingsError, match="is served on a CPU only"):
+        loading.check_ranks(tiny_model("llama"), dataclasses.replace(settings, tp=2))

@@ -1,0 +1,112 @@
+"""A pool behind real Sentinels, all with TLS: passwords, certificates, a failover, the master's death."""
+
+import asyncio
+import re
+import shutil
+
+import pytest
+from pool_helpers import Owner, commit, group, stored, until_done
+from test_pool_access import use
+
+from load.chaos.certificates import Certificates, speaks_tls
+from load.chaos.sentinels import Sentinels, own_addresses
+from services.errors import PoolUnavailable
+from services.pool.pool import RequestPool
+from services.pool.server.binaries import find_servers
+
+PASSWORD, OF_SENTINELS = "of-servers", "of-sentinels"
+HOSTS = own_addresses(6)[3:]  # those before are of the tests without TLS
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory):
+    binary = next((server for server in find_servers() if speaks_tls(server)), None)
+    if binary is None or shutil.which("openssl") is None:
+        pytest.skip(
+            "no redis-server or valkey-server with TLS on the PATH (Debian's redis-server has it), or no openssl"
+        )
+    certificates = Certificates.make(tmp_path_factory.mktemp("certificates"), HOSTS)
+    folder = tmp_path_factory.mktemp("sentinels")
+    found = Sentinels(folder, binary, 0.5, PASSWORD, OF_SENTINELS, tls=certificates, hosts=HOSTS)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+async def pools_of(sentinels):
+    made = []
+
+    def make(name, url=None, wait_replicas=0):
+        made.append(RequestPool(url or sentinels.url, name, wait_replicas=wait_replicas))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        await pool.close()
+
+
+async def test_every_call_goes_to_the_master_over_tls(sentinels, pools_of):
+    assert sentinels.url.startswith("rediss+sentinel://")
+    await use(pools_of("life", sentinels.url.replace("@", "@127.0.0.1:1,", 1)))  # no Sentinel is there
+
+
+def without_tls(url):
+    return url.partition("?")[0].replace("rediss+", "redis+") + f"?sentinel_password={OF_SENTINELS}"
+
+
+def with_the_machine_s_authorities(url):
+    return re.sub("ssl_ca_certs=[^&]*&", "", url)
+
+
+def without_a_certificate(url):
+    return re.sub("ssl_(certfile|keyfile)=[^&]*&", "", url)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        without_tls,
+        with_the_machine_s_authorities,
+        without_a_certificate,
+        lambda url: url.replace(PASSWORD, "hidden"),
+        lambda url: url.replace(OF_SENTINELS, "hidden"),
+    ],
+)
+async def test_without_tls_certificates_or_passwords_the_pool_is_unavailable(sentinels, pools_of, caplog, changed):
+    pool = pools_of("denied", changed(sentinels.url))
+    with pytest.raises(PoolUnavailable) as raised:
+        await pool.connect()
+    assert "hidden" not in str(raised.value) + caplog.text
+    assert PASSWORD not in str(raised.value) + caplog.text
+
+
+async def test_an_earlier_master_that_still_answers_is_left(sentinels, pools_of):
+    early = pools_of("early")
+    await until_done(lambda: early.submit(group("before")))
+    before = sentinels.master()
+    sentinels.fail_over()
+    sentinels.wait_for_master(before)
+    late = pools_of("early")
+    assert (await late.submit(group("after"))).request == "after"
+    async with asyncio.timeout(5):
+        while not await early.group("after"):  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.02)
+    assert sorted(await (await Owner.take(early)).claim()) == ["after/0", "before/0"]
+
+
+async def test_nothing_confirmed_is_lost_when_the_master_dies(sentinels, pools_of):
+    pool = pools_of("death", wait_replicas=1)
+    owner = await Owner.take(pool)
+    await pool.submit(group("r", new=100))
+    assert await owner.claim() == ["r/0"]
+    for index in range(10):
+        await owner.exchange(commit("r/0", index, index))
+    before = sentinels.master()
+    before.process.kill()
+    owner.call += 1
+    await until_done(lambda: owner.repeat(commit("r/0", 10, 10)))
+    after = sentinels.wait_for_master(before)
+    before.process.wait()
+    sentinels.start_server(before, after)
+    assert (await stored(pool, "r/0")).tokens == list(range(11))
