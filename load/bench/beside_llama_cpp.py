@@ -7,6 +7,7 @@ for all sequences and with one for each, because either may be faster. Nothing g
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -49,6 +50,7 @@ class Driver:
     """A system in a process of its own, which runs the traces that it is asked for."""
 
     def __init__(self, *command: str) -> None:
+        self._command = " ".join(command)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Driver:
@@ -73,7 +75,7 @@ class Driver:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args} ended with code {self._process.wait()}")
+            raise SystemExit(f"{self._command} ended with code {self._process.wait()}")
         return json.loads(line)
 
 
@@ -102,6 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for weights in given.weights or WEIGHTS:
         commands["Orca", f"`{weights}`"] = [sys.executable, "-m", "load.bench.drivers.of_orca", gguf, weights]
+    before = os.getloadavg()[0]
     with ExitStack() as stack:
         running = {name: stack.enter_context(Driver(*command)) for name, command in commands.items()}
         keys = {" ".join(name): name for name in running}
@@ -110,7 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         abouts = [f"- {key}: {running[name].about}" for key, name in keys.items()]
     rows = [[*name, *_cells(rounds[key])] for key, name in keys.items()]
-    print(f"{Path(gguf).name} on {machine()}; {given.rounds} rounds, {given.requests} requests of `paper`.\n")
+    print(f"{Path(gguf).name} on {machine()}; {given.rounds} rounds, {given.requests} requests of `paper`.")
+    print(f"Load averages of a minute before and after: {before:.1f}, {os.getloadavg()[0]:.1f}.\n")
     print(table(HEAD, rows), "", *abouts, sep="\n", flush=True)
 
 
