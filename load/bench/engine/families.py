@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
-    "OLMoE 1B-7B": ("olmoe", {}),
+    "OLMoE 1B-7B": ("olmoe", {"intermediate_size": 1024}),
     "Qwen3 30B-A3B": ("qwen3_moe", {"head_dim": 128, "norm_topk_prob": True}),
     "OLMo 2 1B": ("olmo2", _WIDE),
     "Phi-4-mini": (

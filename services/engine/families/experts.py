@@ -30,10 +30,13 @@ class Experts(Llama):
         return replace(super().layer(index), experts=experts)
 
     def _up(self, layer: str) -> Linear | None:
-        return super()._up(layer) if f"{layer}.mlp.gate_proj.weight" in self._tensors else None
+        return None if self._routes(layer) else super()._up(layer)
 
     def _down(self, layer: str) -> Linear | None:
-        return super()._down(layer) if f"{layer}.mlp.gate_proj.weight" in self._tensors else None
+        return None if self._routes(layer) else super()._down(layer)
+
+    def _routes(self, layer: str) -> bool:
+        return self._spec.has_experts(int(layer.rpartition(".")[2]))
 
     def _experts_of(self, layer: str) -> ExpertsWeights:
         own = f"{layer}.{self.block}"

@@ -59,12 +59,32 @@ def test_fused_tensors_are_the_same_experts(shard: Shard, tiny_model: Callable[[
     )
     assert single
     assert fused
-    assert torch.equal(single.router.weight, fused.router.weight)
+    assert torch.equal(single.router.numbers, fused.router.numbers)
     pairs = list(zip(single.each, fused.each, strict=True))
     assert len(pairs) == 8
     for ours, theirs in pairs:
         for one, other in zip(ours, theirs, strict=True):
-            assert torch.equal(one.weight, other.weight)
+            assert torch.equal(one.numbers, other.numbers)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
+def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    spec = spec_of(load_config(folder))
+    assert spec
+    whole, *shards = (
+        open_weights(spec, folder, shard).layer(0).experts
+        for shard in (Shard(), *(Shard(rank, 3) for rank in range(3)))
+    )
+    assert whole
+    count = 0
+    for (up, down), *parts in zip(whole.each, *(shard.each for shard in shards if shard), strict=True):
+        halves = [part.numbers.chunk(2) for part, _ in parts]
+        assert torch.equal(torch.cat([half[i] for i in range(2) for half in halves]), up.numbers)
+        assert torch.equal(torch.cat([part.numbers for _, part in parts], 1), down.numbers)
+        count += 1
+    assert count == 8
+    assert all(shard and torch.equal(shard.router.numbers, whole.router.numbers) for shard in shards)
 
 
 def test_random_experts_are_the_same_alone() -> None:

@@ -45,6 +45,9 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "llama": LLAMA,
     "granite": LLAMA,
     "smollm3": LLAMA,
+    "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
+    "olmoe": LLAMA,
+    "mixtral": LLAMA,
     "granitemoehybrid": {
         **ENDS,
         **NORMS,
