@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import Counter
 
 from gateway.batches.folder import BatchFolder
+from gateway.batches.lease import LEASE, BatchLease
 from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
@@ -18,7 +18,6 @@ from services.background import keep_running, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
-LEASE = 10.0  # seconds that a batch is owned without a renewal
 MAX_RUNNING = 8  # batches at once, and the first of each tenant; further ones wait, the oldest first
 
 INPUT_GONE = {
@@ -76,9 +75,9 @@ class BatchRunner:
         if await disk.in_thread(folder.final) is not None:  # its owner died before it could remove the marker
             await disk.in_thread(self._tidy, folder)
             return
-        lease = _Lease(self._gateway, folder.id)
+        lease = BatchLease(self._gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
-            if await lease.renew():
+            if await lease.take():
                 task = start(self._run(folder, record, lease), f"batch {folder.id}")
                 self._runs[folder.id] = task
                 self._of_tenant[folder.tenant] += 1
@@ -88,7 +87,7 @@ class BatchRunner:
         del self._runs[folder.id]
         self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
-    async def _run(self, folder: BatchFolder, record: BatchRecord, lease: _Lease) -> None:
+    async def _run(self, folder: BatchFolder, record: BatchRecord, lease: BatchLease) -> None:
         run = asyncio.create_task(BatchRun(self._gateway, folder, record, lease.segment, self._slots).run())
         keeping = asyncio.create_task(lease.keep())
         try:
@@ -109,8 +108,7 @@ class BatchRunner:
             for task in (run, keeping):
                 task.cancel()
             await asyncio.gather(run, keeping, return_exceptions=True)
-            with contextlib.suppress(PoolUnavailable):
-                await lease.give_up()
+            await lease.give_up()
 
     def _end_without_input(self, folder: BatchFolder) -> bool:
         """Whether the batch has ended. A batch whose input is missing fails."""
@@ -125,40 +123,3 @@ class BatchRunner:
     def _tidy(self, folder: BatchFolder) -> None:
         folder.tidy()
         self._gateway.batches.mark_ended(folder.id)
-
-
-class _Lease:
-    """The ownership of a batch under one epoch: its name, held in the pool."""
-
-    def __init__(self, gateway: Gateway, id: str) -> None:
-        self._name = f"batch:{id}"
-        self._pool = gateway.shards.pool_of_lock(self._name)
-        self._holder = f"{gateway.id}-{secrets.token_hex(4)}"
-        self._epoch: str | None = None
-
-    @property
-    def segment(self) -> str:
-        """The name of this owner's segment: the epoch, and an id that is unique even if the pool lost the epoch."""
-        return f"{self._epoch}-{self._holder}"
-
-    async def keep(self) -> None:
-        """Renew the lease each `PERIOD`; return when another gateway owns the batch."""
-        while True:
-            if not await self.renew():
-                return
-            await asyncio.sleep(PERIOD)
-
-    async def renew(self) -> bool:
-        """Whether this gateway owns the batch. No other can take it while the pool is unavailable. The first call
-        raises PoolUnavailable then."""
-        try:
-            epoch = await self._pool.hold(self._name, self._holder, LEASE)
-        except PoolUnavailable:
-            if self._epoch is None:
-                raise
-            return True
-        self._epoch = self._epoch or epoch
-        return epoch is not None and epoch == self._epoch
-
-    async def give_up(self) -> None:
-        await self._pool.unhold(self._name, self._holder)

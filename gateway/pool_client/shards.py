@@ -91,9 +91,11 @@ class Shards:
         """The id of a request in the shard that gets the new requests of this slot."""
         return in_shard(request, self._slots.owner(slot))
 
-    def pool_of_lock(self, name: str) -> RequestPool:
-        """The pool that keeps the lock of this name."""
-        return self._by_number[self._slots.owner(slot_of("", name))].pool
+    def pools_of_lock(self, name: str) -> list[RequestPool]:
+        """The pools that keep the lock of this name: that of its slot and, while the slot moves, the one before; in the
+        order of the shards' numbers."""
+        slot = slot_of("", name)
+        return [self._by_number[number].pool for number in sorted({self._slots.owner(slot), self._slots.former(slot)})]
 
     async def _of_slot(self, validated: ValidatedRequest, slot: int) -> Shard:
         owner, former = (self._by_number[number] for number in (self._slots.owner(slot), self._slots.former(slot)))

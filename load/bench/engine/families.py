@@ -98,7 +98,7 @@ def compare(model: str, config: Any, settings: EngineSettings, scale: Scale) -> 
         for fast_path in (True, False):
             engine = Engine.load(folder, replace(settings, fast_path=fast_path, kv_blocks=BLOCKS), tensors=tensors)
             assert ("sdpa" in engine.decoder.path) != fast_path, f"{model} runs as {engine.decoder.path}"
-            shape = ModelShape.of(config, engine.decoder.weight_dtype, engine.decoder.cache_dtype)
+            shape = ModelShape.of(config, engine.decoder.weight_bytes, engine.decoder.cache_dtype)
             if rates is None:
                 rates = measure_rates(device, engine.decoder.weight_dtype, *shape.widest, shape.stored, scale)
             found.append(list(_phases(Subject(engine, shape, rates, scale))))

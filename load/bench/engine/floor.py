@@ -40,15 +40,16 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
-    weight_bytes: int  # of one number of the weights
+    weight_bytes: float  # of one of the weights
     kv_bytes: int  # of one head's key or value of a token
     windows: tuple[int, ...] = ()
     experts: tuple[Matrix, ...] = ()
     routed: tuple[int, int] = (1, 1)
 
     @classmethod
-    def of(cls, config: Any, weights: torch.dtype, kept: torch.dtype) -> ModelShape:
-        """From a text model's config, with weights and KV in these dtypes; no weights are created.
+    def of(cls, config: Any, weight_bytes: float, kept: torch.dtype) -> ModelShape:
+        """From a text model's config, with weights of so many bytes and KV in this dtype; no weights are
+        created.
 
         Raises ValueError for weights that are neither an embedding, nor a projection of every token, nor experts.
         """
@@ -80,7 +81,7 @@ class ModelShape:
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=head_dim,
-            weight_bytes=int(weights.itemsize),
+            weight_bytes=weight_bytes,
             kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
             windows=windows_of(config),
             experts=tuple(Matrix(*size, count) for size, count in experts.items()),
@@ -91,7 +92,7 @@ class ModelShape:
     def stored(self) -> int:
         """The bytes of all weights that an iteration of many tokens reads."""
         matrices = (*self.projections, *self.experts, self.output)
-        return sum(matrix.elements for matrix in matrices) * self.weight_bytes
+        return round(sum(matrix.elements for matrix in matrices) * self.weight_bytes)
 
     @property
     def widest(self) -> tuple[int, int]:
@@ -153,7 +154,7 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
     chosen, count = shape.routed
     read = 1.0 - (1.0 - chosen / count) ** tokens
     for matrix in shape.experts:
-        moved = round(read * matrix.elements) * shape.weight_bytes
+        moved = round(read * matrix.elements * shape.weight_bytes)
         yield Operation("projections", moved, 2 * tokens * matrix.elements * chosen // count)
     if sampled := sum(span.samples for span in spans):
         yield _product("output", shape, shape.output, sampled)
@@ -169,7 +170,7 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
 
 
 def _product(kind: Kind, shape: ModelShape, matrix: Matrix, rows: int) -> Operation:
-    return Operation(kind, matrix.elements * shape.weight_bytes, 2 * rows * matrix.elements)
+    return Operation(kind, round(matrix.elements * shape.weight_bytes), 2 * rows * matrix.elements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Bench:
     def shape(self) -> ModelShape:
         if self._shape is None:
             decoder = self.engine.decoder
-            self._shape = ModelShape.of(self.config, decoder.weight_dtype, decoder.cache_dtype)
+            self._shape = ModelShape.of(self.config, decoder.weight_bytes, decoder.cache_dtype)
         return self._shape
 
     @property

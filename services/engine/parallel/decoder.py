@@ -48,6 +48,7 @@ class RankDecoder(ABC):
 
     backend: str  # the path without the layout
     weight_dtype: torch.dtype
+    weight_bytes: float
     cache_dtype: torch.dtype
     bytes_read: int  # of the checkpoint
 

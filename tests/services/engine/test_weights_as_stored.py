@@ -58,8 +58,9 @@ def test_bits_are_those_of_the_widened_weights(folder: Path, settings: EngineSet
     for variant in variants:
         engine = Engine.load(folder, variant)
         assert isinstance(engine.decoder, CpuDecoder)
-        kind = engine.decoder._packed.layers[0].down.kind.name
-        assert kind.startswith("GROUPS") == (variant.weights == "auto")
+        output = engine.decoder._packed.layers[0].output
+        assert output.kind.name.startswith("GROUPS") == (variant.weights == "auto")
+        assert output.panels.nbytes == output.inputs * output.outputs * engine.decoder.weight_bytes
         together = Driver(engine, max_batch=4).run(jobs())
         alone = [Driver(engine).run([job])[0] for job in jobs()]
         assert [job.logprobs for job in alone] == [job.logprobs for job in together]

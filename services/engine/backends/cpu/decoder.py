@@ -32,7 +32,9 @@ class CpuDecoder(RankDecoder):
         part = self._part
         self._library, self._packed = library, packed
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
-        self.weight_dtype, self.cache_dtype = packed.kind.dtype, packed.cache_dtype
+        groups = packed.layers[0].output.groups
+        self.weight_dtype, self.cache_dtype = torch.bfloat16 if groups else packed.kind.dtype, packed.cache_dtype
+        self.weight_bytes = groups.bytes if groups else self.weight_dtype.itemsize
         self.backend = "native"
         if packed.kind.has_bfloat16_rows:
             self.backend += f" {packed.units}"

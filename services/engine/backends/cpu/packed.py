@@ -45,6 +45,12 @@ class PackedGroups:
     centred: bool
     halves: bool
 
+    @property
+    def bytes(self) -> float:
+        """Of one weight, with its share of scale and offset."""
+        factors = (1 if self.centred else 2) * (2 if self.halves else 4)
+        return self.bits / 8 + factors / self.size
+
     def struct(self) -> Groups:
         return Groups(self.bits, self.size, self.centred, self.halves)
 

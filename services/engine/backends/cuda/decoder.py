@@ -27,6 +27,7 @@ class CudaDecoder(RankDecoder):
         super().__init__(setup.spec, layout, setup.device)
         self.backend = "triton invariant" if setup.batch_invariant else "triton"
         self.weight_dtype = self.cache_dtype = setup.dtype
+        self.weight_bytes = setup.dtype.itemsize
         self.kernels = CudaLayers(setup, self._part, layout)
         self.plan = Planner(self._part, setup.tiles, setup.batch_invariant, self.kernels.programs, PARTIAL_ROWS)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel

@@ -25,6 +25,7 @@ class StockDecoder:
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
+        self.weight_bytes = self.weight_dtype.itemsize
         # torch's attention on a CPU converts bfloat16 at each read, which took five times as long
         self.cache_dtype: torch.dtype = torch.float32 if self._device.type == "cpu" else model.dtype
 

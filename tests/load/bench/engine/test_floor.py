@@ -86,22 +86,22 @@ def test_all_weights_that_an_iteration_reads() -> None:
 )
 def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int]], kv_heads: int) -> None:
     config = AutoConfig.for_model(family, vocab_size=320, **FAMILIES[family])
-    shape = ModelShape.of(config, torch.bfloat16, torch.float32)
+    shape = ModelShape.of(config, 2, torch.float32)
     assert {(m.inputs, m.outputs, m.count) for m in shape.projections} == projections
     assert shape.output == Matrix(64, 320, 1)
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, kv_heads, 16)
     assert (shape.weight_bytes, shape.kv_bytes) == (2, 16 * 4)
-    assert ModelShape.of(config, torch.bfloat16, torch.int8).kv_bytes == 16 + 4  # with a scale
+    assert ModelShape.of(config, 2, torch.int8).kv_bytes == 16 + 4  # with a scale
 
 
 def test_gate_and_up_lie_side_by_side() -> None:
     config = AutoConfig.for_model("llama", vocab_size=320, **FAMILIES["llama"])
-    assert ModelShape.of(config, torch.float32, torch.float32).widest == (64, 256)
+    assert ModelShape.of(config, 4, torch.float32).widest == (64, 256)
 
 
 def test_only_experts_that_a_token_goes_to_are_read() -> None:
     config = AutoConfig.for_model("mixtral", vocab_size=320, **FAMILIES["mixtral"])
-    shape = ModelShape.of(config, torch.bfloat16, torch.bfloat16)
+    shape = ModelShape.of(config, 2, torch.bfloat16)
     assert shape.experts == (Matrix(64, 256, 16), Matrix(128, 64, 16))
     assert shape.routed == (2, 8)
     assert Matrix(64, 8, 2) in shape.projections
@@ -114,7 +114,7 @@ def test_only_experts_that_a_token_goes_to_are_read() -> None:
 def test_weights_of_unknown_use_are_refused() -> None:
     config = AutoConfig.for_model("gpt_oss", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
     with pytest.raises(ValueError, match=r"gpt_oss: the operations of .*mlp"):
-        ModelShape.of(config, torch.float32, torch.float32)
+        ModelShape.of(config, 4, torch.float32)
 
 
 def test_the_usual_rates_are_the_medians_of_as_many_rows_or_fewer() -> None:

@@ -24,7 +24,7 @@ def tiny(family: str, **config: Any) -> Any:
 def test_each_layer_has_its_mask() -> None:
     layers = check_attention(tiny("gemma2", layer_types=["sliding_attention", "full_attention"]), 2)
     assert [layer.mask for layer in layers] == [LayerMask(window=8), LayerMask()]
-    assert [layer.shape.numbers for layer in layers] == [2 * (16 + 16)] * 2
+    assert [layer.shape for layer in layers] == [LayerShape(heads=2, key_dim=16, value_dim=16)] * 2
 
 
 def test_latent_attention_keeps_one_vector_of_each_token() -> None:
