@@ -75,22 +75,26 @@ def running(
     `changed`: use the constants of `actors.haproxy` that the test has patched. `files`: the limit of open files, 0 for
     that of this process. `serves`: the host that Serve is given; `host`: the host that `orca-haproxy` is given.
     """
-    port = free_port()
-    serve_config(folder, port, backend, most, serves)
     (folder / "state").touch()
     program = haproxy_program()
     command = [program, *([host, "--"] if host else []), "-db", "-f", folder / "haproxy.cfg"]
     if changed:
-        haproxy.patch_file(folder / "haproxy.cfg")
         command[0] = Path(get_haproxy_binary())
-    with (folder / "log").open("wb") as log:
-        environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": program}
-        limited = ["prlimit", f"--nofile={files}"] if files else []
-        process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
-    try:
-        while not _answers(folder / "admin.sock"):
-            assert process.poll() is None, (folder / "log").read_text()
+    environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": program}
+    limited = ["prlimit", f"--nofile={files}"] if files else []
+    taken = True
+    while taken:  # another process may get the port before HAProxy has it
+        port = free_port()
+        serve_config(folder, port, backend, most, serves)
+        if changed:
+            haproxy.patch_file(folder / "haproxy.cfg")
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
+        while process.poll() is None and not _answers(folder / "admin.sock"):
             time.sleep(0.005)
+        taken = process.poll() is not None and "Address already in use" in (folder / "log").read_text()
+    try:
+        assert process.poll() is None, (folder / "log").read_text()
         if backend:
             _until_up(port)
         yield port
