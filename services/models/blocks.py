@@ -11,25 +11,31 @@ from services.models.contents import BLOCKS
 
 # the types that engine/families/gguf.py reads
 KINDS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+NUMBERS = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8"})  # types that are not quantised
 
 
 def keep_blocks(reader: Any, model: Any, target: Path) -> int:
     """Write the blocks of a GGUFReader's file for those weights of the converted bfloat16 `model` that are exactly the
-    numbers in the blocks, under the model's names and in its order of outputs. Return how many there are."""
+    numbers in the blocks, under the model's names and in its order of outputs. Return how many there are.
+
+    The metadata names ggml's type of each quantised weight, also of those whose blocks are not kept."""
     from safetensors.torch import save_file
 
     config, blocks, kinds = model.config, {}, {}
-    stored = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type.name in KINDS}
+    stored = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type.name not in NUMBERS}
     named = _names(reader, config.num_hidden_layers)
     heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     for name, weight in model.state_dict().items():
         tensor = stored.get(f"{named(name.removesuffix('.weight'))}.weight")
         if tensor is None or weight.ndim != 2:
             continue
+        kinds[name] = tensor.tensor_type.name
+        if kinds[name] not in KINDS:
+            continue
         rows = _in_order(tensor, weight, heads)
         if rows is not None:
-            blocks[name], kinds[name] = rows, tensor.tensor_type.name
-    if blocks:
+            blocks[name] = rows
+    if kinds:
         save_file(blocks, target / BLOCKS, kinds)
     return len(blocks)
 

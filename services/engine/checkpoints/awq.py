@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
@@ -19,7 +20,9 @@ def awq(config: Config) -> Format:
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
     group = max(0, config.get("group_size", config.get("q_group_size", 0)))
-    return Format({".qweight": ".weight"}, (".qweight", ".qzeros", ".scales"), partial(_read, bits), (bits, group))
+    method = f"awq, {describe_integers(bits, group)}"
+    parts = (".qweight", ".qzeros", ".scales")
+    return Format({".qweight": ".weight"}, parts, partial(_read, bits), method, (bits, group))
 
 
 def _read(bits: int, parts: Parts) -> Weight:

@@ -19,7 +19,9 @@ def fp8(config: Config) -> Format:
     field(config, "fmt", ("e4m3",), "e4m3")
     block = config.get("weight_block_size")
     parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
-    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, partial(_read, tuple(block) if block else None))
+    read = partial(_read, tuple(block) if block else None)
+    method = f"{config['quant_method']}{f', blocks of {block[0]} x {block[1]}' if block else ''}"
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, refused="FP8 is not executed")
 
 
 def _read(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:

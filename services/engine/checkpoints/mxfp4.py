@@ -11,7 +11,7 @@ BIAS = 127  # of the exponents
 
 
 def mxfp4(config: Config) -> Format:
-    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read)
+    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read, "mxfp4", refused="MXFP4 is not executed")
 
 
 def _read(parts: Parts) -> torch.Tensor:
