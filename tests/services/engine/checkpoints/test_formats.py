@@ -14,10 +14,11 @@ from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from written import AWQ, GPTQ, WRITERS, Writer, fp8
 
-from services.engine.checkpoints.methods import config_of, format_of
+from services.engine.checkpoints.methods import format_of
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.config import load_config
 from services.errors import ModelError
+from services.models.quantization import config_of
 
 OUTPUTS, INPUTS = 72, 160
 
