@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.models.contents import BLOCKS
+
+if TYPE_CHECKING:
+    import torch
 
 # the types that engine/families/gguf.py reads
 KINDS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
@@ -23,7 +26,9 @@ def keep_blocks(reader: Any, model: Any, target: Path) -> int:
     The metadata names ggml's type of each quantised weight, also of those whose blocks are not kept."""
     from safetensors.torch import save_file
 
-    config, blocks, kinds = model.config, {}, {}
+    config = model.config
+    blocks: dict[str, torch.Tensor] = {}
+    kinds: dict[str, str] = {}
     stored = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type.name not in NUMBERS}
     named = _names(reader, config.num_hidden_layers)
     heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
