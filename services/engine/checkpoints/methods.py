@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from services.engine.checkpoints.awq import awq
 from services.engine.checkpoints.compressed import compressed_tensors
+from services.engine.checkpoints.floats import fp8, mxfp4
 from services.engine.checkpoints.format import Config, Format
-from services.engine.checkpoints.fp8 import fp8
-from services.engine.checkpoints.gptq import gptq
-from services.engine.checkpoints.mxfp4 import mxfp4
+from services.engine.checkpoints.words import awq, gptq
 from services.errors import ModelError
 from services.models.quantization import config_of, method_of
 

@@ -83,7 +83,8 @@ class Checkpoint:
         return list(self._files)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        """Of experts, there may be blocks that only `weight` reads: the numbers are in a tensor of all experts."""
+        return name in self._files or name in self._kinds
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors."""
