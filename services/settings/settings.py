@@ -81,7 +81,7 @@ class Settings(
         AfterValidator(str.lower),
         Field(
             description="the method of the checkpoint (gptq, awq, fp8, compressed-tensors, mxfp4, gguf), which is "
-            "found without it: another one is refused. Changes nothing; how weights are kept is weights"
+            "found without it: another one is refused. Changes nothing; the setting weights says how they are kept"
         ),
     ] = ""
     kv_cache_dtype: Annotated[
