@@ -14,7 +14,8 @@ from services.engine.families.weights import ExpertsWeights, LayerWeights, Linea
 
 class Experts(Llama):
     """transformers 5 keeps the experts of a layer in one tensor [experts, outputs, inputs]; published checkpoints have
-    a tensor for each expert. Both are read, an expert at a time."""
+    a tensor for each expert, and so have the blocks of GGUF files. Both are read, an expert at a time; with both, the
+    single ones, unless one of the three products has none."""
 
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
@@ -43,8 +44,8 @@ class Experts(Llama):
         if f"{own}.gate.weight" not in self._tensors:
             own = f"{layer}.mlp"
         router = Linear(self._read(f"{own}.gate.weight"))
-        fused = f"{own}.experts.gate_up_proj" in self._tensors
-        return ExpertsWeights(router, self._fused(f"{own}.experts") if fused else self._single(f"{own}.experts"))
+        single = all(f"{own}.experts.0.{part}.weight" in self._tensors for part in self.gate_up_down)
+        return ExpertsWeights(router, self._single(f"{own}.experts") if single else self._fused(f"{own}.experts"))
 
     def _single(self, name: str) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
