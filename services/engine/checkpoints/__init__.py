@@ -1,1 +1,1 @@
-"""Quantized transformers folders: a file for each format, and the tensors that they stand for."""
+"""Quantized transformers folders: the methods that store weights, and the tensors that they stand for."""

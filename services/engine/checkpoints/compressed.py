@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
+from services.engine.checkpoints.floats import scaled
 from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
-from services.engine.checkpoints.fp8 import scaled
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 

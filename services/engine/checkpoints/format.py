@@ -1,4 +1,4 @@
-"""Format: how a quantization method stores the weights of a module. Each method implements it in a file of its own."""
+"""Format: how a quantization method stores the weights of a module. Each method implements it."""
 
 from __future__ import annotations
 

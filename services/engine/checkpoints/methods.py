@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.engine.checkpoints.awq import awq
 from services.engine.checkpoints.compressed import compressed_tensors
+from services.engine.checkpoints.floats import fp8, mxfp4
 from services.engine.checkpoints.format import Config, Format
-from services.engine.checkpoints.fp8 import fp8
-from services.engine.checkpoints.gptq import gptq
-from services.engine.checkpoints.mxfp4 import mxfp4
+from services.engine.checkpoints.words import awq, gptq
 from services.errors import ModelError
 
 # by `quant_method`

@@ -1,5 +1,5 @@
-"""FP8 with a scale for a whole weight, for each output, or for each block. Activations stay in the served dtype, also
-where the checkpoint would quantize them."""
+"""Floats of 8 and 4 bits: FP8 with a scale for a whole weight, for each output, or for each block; MXFP4, as GPT-OSS
+stores its experts. Activations stay in the served dtype, also where the checkpoint would quantize them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from services.errors import ModelError
 
 NUMBERS = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale")  # DeepSeek and Qwen name it by its inverse, but it is the factor itself
+HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # MXFP4's numbers without the sign
+BIAS = 127  # of MXFP4's exponents
 
 
 def fp8(config: Config) -> Format:
@@ -19,10 +21,11 @@ def fp8(config: Config) -> Format:
     field(config, "fmt", ("e4m3",), "e4m3")
     block = config.get("weight_block_size")
     parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
-    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, partial(_read, tuple(block) if block else None))
+    read = partial(_read_fp8, tuple(block) if block else None)
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read)
 
 
-def _read(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
+def _read_fp8(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
     scale = parts.optional(SCALES[0])
     return scaled(parts.tensor("weight"), parts.tensor(SCALES[1]) if scale is None else scale, block)
 
@@ -40,3 +43,17 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | N
     else:
         factors = factors.reshape(rows, 1)
     return (weight.to(torch.float32) * factors).to(torch.bfloat16)
+
+
+def mxfp4(config: Config) -> Format:
+    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4)
+
+
+def _read_mxfp4(parts: Parts) -> torch.Tensor:
+    """Experts [experts, inputs, outputs]. The file has them as [experts, outputs, groups, 16], with the lower half of a
+    byte first; the 32 numbers of a group share an exponent."""
+    blocks, exponents = parts.tensor("blocks"), parts.tensor("scales").to(torch.int32) - BIAS
+    numbers = torch.tensor([*HALVES, *(-half for half in HALVES)])
+    pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+    weights = torch.ldexp(numbers[pairs.long()], exponents[..., None])
+    return weights.to(torch.bfloat16).flatten(-2).transpose(1, 2).contiguous()
