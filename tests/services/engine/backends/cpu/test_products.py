@@ -15,7 +15,7 @@ from services.engine.families.weights import Linear
 from services.files import user_cache
 
 ROWS = (1, 2, 15, 16, 17, 33, 64, 100)  # about the sizes of tiles and blocks
-SHAPES = ((96, 64), (100, 72), (130, 100), (33, 32), (7, 3))  # outputs, inputs
+SHAPES = ((96, 64), (100, 72), (130, 100), (33, 32), (7, 3), (40, 500), (40, 1024))  # outputs, inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
