@@ -8,6 +8,7 @@ import torch
 
 from services.engine.checkpoints.floats import scaled
 from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
@@ -36,14 +37,26 @@ def compressed_tensors(config: Config) -> Format:
     others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
     parts = (*(f".weight_{part}" for part in PARTS), *others)
     read = partial(_read, next(iter(blocks), None))
-    return Format({".weight_scale": ".weight"}, parts, read, _integers(weights))
+    method = f"compressed-tensors {config['format']}"
+    groups, refused = _integers(weights)
+    return Format(
+        {".weight_scale": ".weight"},
+        parts,
+        read,
+        f"{method}, {describe_integers(*groups)}" if groups else method,
+        groups,
+        refused,
+    )
 
 
-def _integers(weights: list[Config]) -> tuple[int, int] | None:
-    """See `groups` of Format."""
+def _integers(weights: list[Config]) -> tuple[tuple[int, int] | None, str]:
+    """`groups` and `refused` of Format."""
     kinds = {(each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
-    ordered = any(each.get("actorder") for each in weights)
-    return kinds.pop() if len(kinds) == 1 and not ordered and weights[0].get("type", "int") == "int" else None
+    if any(each.get("type", "int") != "int" for each in weights):
+        return None, "FP8 is not executed"
+    if any(each.get("actorder") for each in weights):
+        return None, "groups of act-order are not executed"
+    return (kinds.pop(), "") if len(kinds) == 1 else (None, "several kinds of groups are not executed")
 
 
 def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:

@@ -22,7 +22,8 @@ def fp8(config: Config) -> Format:
     block = config.get("weight_block_size")
     parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
     read = partial(_read_fp8, tuple(block) if block else None)
-    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read)
+    method = f"{config['quant_method']}{f', blocks of {block[0]} x {block[1]}' if block else ''}"
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, refused="FP8 is not executed")
 
 
 def _read_fp8(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
@@ -46,7 +47,7 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | N
 
 
 def mxfp4(config: Config) -> Format:
-    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4)
+    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", refused="MXFP4 is not executed")
 
 
 def _read_mxfp4(parts: Parts) -> torch.Tensor:

@@ -27,13 +27,15 @@ class Parts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
-    `parts`: the ends of all tensors that only `read` uses. `groups`: bits and inputs of a group (0: all inputs), if
-    `read` returns QuantizedWeights."""
+    `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: bits and inputs of a group
+    (0: all inputs), if `read` returns QuantizedWeights; else `refused` says why it returns numbers."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
+    method: str
     groups: tuple[int, int] | None = None
+    refused: str = ""
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:

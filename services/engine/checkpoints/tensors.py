@@ -9,12 +9,13 @@ import torch
 
 from services.engine.checkpoints.format import Format
 from services.engine.checkpoints.methods import format_of
+from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.tensors import Checkpoint
 from services.engine.parallel.layout import RowRange
 
 
-def open_folder(folder: Path, as_stored: bool = False) -> Tensors:
+def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | QuantizedCheckpoint:
     """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
     folder has integers in groups. Raises ModelError."""
     format_ = format_of(folder)
@@ -51,6 +52,8 @@ class QuantizedCheckpoint:
                     self._modules[stem + own] = _Module(self._stored, stem + mark[0])
         groups = format_.groups if as_stored else None
         self.groups = dict.fromkeys(self._modules, groups) if groups else {}
+        refused = dict.fromkeys(self._modules, format_.refused) if format_.refused else {}
+        self.quantization = Quantization(format_.method, frozenset(self._modules), refused)
 
     @property
     def bytes_read(self) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
@@ -22,11 +23,14 @@ def gptq(config: Config) -> Format:
     for modules, own in (config.get("dynamic") or {}).items():
         if (own or {}).get("bits", bits) != bits:
             raise ModelError(f"gptq with several bits is not served: {bits}, but {own['bits']} for {modules}")
+    group, ordered = max(0, config.get("group_size", 0)), bool(config.get("desc_act"))
     return Format(
         {".qweight": ".weight"},
         (".qweight", ".qzeros", ".scales", ".g_idx"),
         partial(_read_gptq, bits, STORED_ZEROS[kind]),
-        None if config.get("desc_act") else (bits, max(0, config.get("group_size", 0))),
+        f"gptq, {describe_integers(bits, group)}{', act-order' * ordered}",
+        None if ordered else (bits, group),
+        "groups of act-order are not executed" * ordered,
     )
 
 
@@ -44,7 +48,9 @@ def awq(config: Config) -> Format:
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
     group = max(0, config.get("group_size", config.get("q_group_size", 0)))
-    return Format({".qweight": ".weight"}, (".qweight", ".qzeros", ".scales"), partial(_read_awq, bits), (bits, group))
+    method = f"awq, {describe_integers(bits, group)}"
+    parts = (".qweight", ".qzeros", ".scales")
+    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), method, (bits, group))
 
 
 def _read_awq(bits: int, parts: Parts) -> Weight:
