@@ -34,7 +34,7 @@ def test_products_are_exact_but_for_the_sums(dtype: torch.dtype, shape: tuple[in
             ctypes.byref(matrix.struct()), ctypes.c_void_p(x.data_ptr()), rows, 2, ctypes.c_void_p(to.data_ptr())
         )
         exact = (x.bfloat16() if matrix.kind == WeightKind.BFLOAT16_DOTS else x).double() @ weight.double().T
-        torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5)
+        torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5 * max(1, shape[1] / 100))
 
 
 def test_kinds_are_those_of_the_kernels() -> None:
