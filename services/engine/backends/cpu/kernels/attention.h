@@ -8,6 +8,22 @@
 #include "attention_rows.h"
 #include "plain_cache.h"
 
+// Prefetches V parts of what is read later, each step two vectors of numbers of SIZE bytes from each.
+template <int V, int SIZE>
+struct PrefetchParts {
+    const void* parts[V];
+
+    template <class Any>
+    void operator()(const Any&) {
+        constexpr int BYTES = 2 * LANES * SIZE;
+#pragma GCC unroll 4
+        for (const void*& part : parts) {
+            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(part) + line, 0, 2);
+            part = static_cast<const char*>(part) + BYTES;
+        }
+    }
+};
+
 template <class Number>
 class Attention {
 public:
@@ -31,17 +47,22 @@ public:
         rows.begin();
         for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
             end = std::min(length, (begin / KEYS + 1) * KEYS);
-            const int count = end - begin;
+            const KeyRange range{span.request, head, begin, end - begin, length};
             rows.begin_keys();
-            scores(s, span.request, head, begin, count);
+            scores(s, range);
             for (int tile = 0; tile < own.tiles; ++tile) rows.update_highest(tile);
-            for (int tile = 0; tile < own.tiles; ++tile) weigh(rows, tile, count);
-            add_values(s, span.request, head, begin, count);
+            for (int tile = 0; tile < own.tiles; ++tile) weigh(rows, tile, range.count);
+            add_values(s, range);
         }
         rows.put(first_token - origin, head, outputs);
     }
 
 private:
+    // `count` keys from `begin` on, of the `length` that a request's head looks at.
+    struct KeyRange {
+        int request, head, begin, count, length;
+    };
+
     struct Scratch {
         AttentionRows rows;
         float *queries, *keys, *values;
@@ -56,11 +77,14 @@ private:
         }
     };
 
-    const Number* key(int request, int head, int position) const {
-        return cache_.keys + cache_.at(request, head, position) + position % heads_.block_size;
+    const Number* key(const KeyRange& range, int j) const {
+        const int position = range.begin + j;
+        return cache_.keys + cache_.at(range.request, range.head, position) + position % heads_.block_size;
     }
-    const Number* value(int request, int head, int position) const {
-        return cache_.values + cache_.at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
+    const Number* value(const KeyRange& range, int j) const {
+        const int position = range.begin + j;
+        const size_t place = size_t(position % heads_.block_size) * heads_.dim;
+        return cache_.values + cache_.at(range.request, range.head, position) + place;
     }
 
     // Writes `count` scaled queries, row r at from(r), as a tile of rows.
@@ -77,42 +101,59 @@ private:
     }
 
     // The tile's scores. Keys are read from the cache if blocks hold whole vectors, else from a copy.
-    void scores(const Scratch& s, int request, int head, int begin, int count) const {
+    void scores(const Scratch& s, const KeyRange& range) const {
         const int size = heads_.block_size, dim = heads_.dim;
         if (size % LANES) {
-            for (int j = 0; j < count; ++j) {
+            for (int j = 0; j < range.count; ++j) {
                 float* column = s.keys + size_t(j / LANES) * dim * LANES + j % LANES;
-                const Number* from = key(request, head, begin + j);
+                const Number* from = key(range, j);
                 for (int d = 0; d < dim; ++d) column[d * LANES] = to_float(from[d * size]);
             }
-            score_all(s, begin, count, LANES, [&](int j) { return s.keys + size_t(j) * dim; });
+            score_all(s, range, LANES, [&](int j) { return s.keys + size_t(j) * dim; });
         } else {
-            score_all(s, begin, count, size, [&](int j) { return key(request, head, begin + j); });
+            score_all(s, range, size, [&](int j) { return key(range, j); });
         }
     }
 
     // Vector after vector: that of the keys from j on is at(j), the next dimension is `step` further.
     template <class At>
-    void score_all(const Scratch& s, int begin, int count, int step, const At& at) const {
+    void score_all(const Scratch& s, const KeyRange& range, int step, const At& at) const {
         int j = 0;
         if (s.rows.own.count <= FEW)
-            for (; j + 3 * LANES < count; j += 4 * LANES) score<4, FEW>(s, begin, j, count, step, at);
-        for (; j < count; j += WIDTH) score<2, ROWS>(s, begin, j, count, step, at);
+            for (; j + 3 * LANES < range.count; j += 4 * LANES) score<4, FEW>(s, range, j, step, at);
+        for (; j < range.count; j += WIDTH) score<2, ROWS>(s, range, j, step, at);
     }
 
-    // The scores of V vectors of keys.
+    // The scores of V vectors of keys. Meanwhile the same keys' values are prefetched, and then the keys that follow KEYS
+    // later.
     template <int V, int MOST, class At>
-    void score(const Scratch& s, int begin, int j, int count, int step, const At& at) const {
-        const int dim = heads_.dim;
-        Run<std::remove_cvref_t<decltype(*at(j))>, V> run;
-        for (int v = 0; v < V; ++v) run.columns[v] = at(j + v * LANES < count ? j + v * LANES : j);
-        run.count = dim;
+    void score(const Scratch& s, const KeyRange& range, int j, int step, const At& at) const {
+        using Stored = std::remove_cvref_t<decltype(*at(j))>;
+        const int dim = heads_.dim, half = dim / 2;
+        Run<Stored, V> first, second;
+        PrefetchParts<V, sizeof(Number)> values, keys;
+        for (int v = 0; v < V; ++v) {
+            const int from = j + v * LANES < range.count ? j + v * LANES : j;
+            first.columns[v] = at(from), second.columns[v] = first.columns[v] + size_t(half) * step;
+            values.parts[v] = value(range, from), keys.parts[v] = values.parts[v];
+            if (range.begin + from + KEYS < range.length) keys.parts[v] = share_of_keys(range, from + KEYS);
+        }
+        first.count = half, second.count = dim - half;
         for (int tile = 0; tile < s.rows.own.tiles; ++tile)
             with_rows<MOST>(s.rows.own.rows_of(tile), [&](auto R) {
                 Vector sums[R][V];
-                sum_products<R, V, 1, true>(sums, s.queries + size_t(tile) * dim * ROWS, ROWS, &run, 1, step);
-                s.rows.keep(tile, begin, j, sums);
+                const float* queries = s.queries + size_t(tile) * dim * ROWS;
+                sum_products<R, V, 1, true>(sums, queries, ROWS, &first, 1, step, values);
+                sum_products<R, V, 1, false>(sums, queries + size_t(half) * ROWS, ROWS, &second, 1, step, keys);
+                s.rows.keep(tile, range.begin, j, sums);
             });
+    }
+
+    // As many of a block's keys as a vector has positions, in the order of the memory.
+    const Number* share_of_keys(const KeyRange& range, int j) const {
+        const int position = range.begin + j;
+        const size_t share = size_t(position % heads_.block_size) * heads_.dim;
+        return cache_.keys + cache_.at(range.request, range.head, position) + share;
     }
 
     // Turns the scores of a tile's rows into weights exp(score - highest).
@@ -133,31 +174,31 @@ private:
 
     // Adds the tile's values times their weights. Values are read from the cache if a head is whole panels, else from a
     // copy.
-    void add_values(const Scratch& s, int request, int head, int begin, int count) const {
+    void add_values(const Scratch& s, const KeyRange& range) const {
         const int dim = heads_.dim, padded = heads_.padded_dim();
         if (dim != padded)
-            for (int j = 0; j < count; ++j) {
-                const Number* from = value(request, head, begin + j);
+            for (int j = 0; j < range.count; ++j) {
+                const Number* from = value(range, j);
                 for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
             }
         int d = 0;
         if (s.rows.own.count <= FEW)
-            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, request, head, begin, count, d);
-        for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, request, head, begin, count, d);
+            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, range, d);
+        for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, range, d);
     }
 
     // The same for V vectors of dimensions from d on.
     template <int V, int MOST>
-    void add_values(const Scratch& s, int request, int head, int begin, int count, int d) const {
+    void add_values(const Scratch& s, const KeyRange& range, int d) const {
         if (heads_.dim != heads_.padded_dim()) {
-            const Run<float, V> copy = run_of<V>(s.values + d, count);
+            const Run<float, V> copy = run_of<V>(s.values + d, range.count);
             return add<MOST>(s.rows, &copy, 1, d);
         }
         Run<Number, V> runs[KEYS];
         int found = 0;
-        for (int j = 0; j < count; j += runs[found++].count) {
-            const int some = std::min(count - j, heads_.block_size - (begin + j) % heads_.block_size);
-            runs[found] = run_of<V>(value(request, head, begin + j) + d, some);
+        for (int j = 0; j < range.count; j += runs[found++].count) {
+            const int some = std::min(range.count - j, heads_.block_size - (range.begin + j) % heads_.block_size);
+            runs[found] = run_of<V>(value(range, j) + d, some);
         }
         add<MOST>(s.rows, runs, found, d);
     }
