@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from services.engine.checkpoints.floats import scaled
-from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, neighbours, unpack
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
@@ -36,14 +36,19 @@ def compressed_tensors(config: Config) -> Format:
     others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
     parts = (*(f".weight_{part}" for part in PARTS), *others)
     read = partial(_read, next(iter(blocks), None))
-    return Format({".weight_scale": ".weight"}, parts, read, _integers(weights))
+    return Format({".weight_scale": ".weight"}, parts, read, _integers)
 
 
-def _integers(weights: list[Config]) -> tuple[int, int] | None:
-    """See `groups` of Format."""
-    kinds = {(each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
-    ordered = any(each.get("actorder") for each in weights)
-    return kinds.pop() if len(kinds) == 1 and not ordered and weights[0].get("type", "int") == "int" else None
+def _integers(parts: Parts) -> tuple[int, int] | None:
+    """See `groups` of Format. Integers of fewer than eight bits may be stored in bytes, too."""
+    packed = parts.optional("weight_shape") is not None
+    if not packed and parts.tensor("weight", (0, 1)).dtype != torch.int8:
+        return None
+    inputs = int(parts.tensor("weight_shape")[1]) if packed else parts.shape("weight")[1]
+    scale = parts.shape("weight_scale")
+    group = neighbours(inputs, scale[1] if len(scale) == 2 else 1, parts.optional("weight_g_idx"))
+    bits = parts.shape("weight_packed")[1] * 32 // inputs if packed else 8
+    return (bits, group) if group else None
 
 
 def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:

@@ -28,8 +28,11 @@ class _Module:
     stored: Checkpoint
     stem: str
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self.stored.read(self.stem + name)
+    def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
+        return self.stored.read(self.stem + name, rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored.shape(self.stem + name)
 
     def optional(self, name: str) -> torch.Tensor | None:
         return self.tensor(name) if self.stem + name in self.stored else None
@@ -49,13 +52,19 @@ class QuantizedCheckpoint:
                 if name.endswith(mark):
                     stem = name.removesuffix(mark)
                     self._modules[stem + own] = _Module(self._stored, stem + mark[0])
-        groups = format_.groups if as_stored else None
-        self.groups = dict.fromkeys(self._modules, groups) if groups else {}
+        self._as_stored = as_stored
 
     @property
     def bytes_read(self) -> int:
         """See Tensors."""
         return self._stored.bytes_read
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        modules = self._modules if self._as_stored else {}
+        found = {name: self._format.groups(module) for name, module in modules.items()}
+        return {name: groups for name, groups in found.items() if groups}
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +85,7 @@ class QuantizedCheckpoint:
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
         """See Tensors."""
-        if name in self.groups and isinstance(whole := self._whole(name), QuantizedWeight):
+        if self._as_stored and name in self._modules and isinstance(whole := self._whole(name), QuantizedWeight):
             return whole.part(rows, columns)
         return self.read(name, rows, columns)
 

@@ -6,45 +6,61 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, neighbours, unpack
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
+GPTQ_BITS = (2, 4, 8)
 STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # what is added to the zeros in the file, by `checkpoint_format`
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
 
 
 def gptq(config: Config) -> Format:
     """Raises ModelError for what is not served."""
-    bits = field(config, "bits", (2, 4, 8), None)
+    bits = field(config, "bits", GPTQ_BITS, None)
     kind = field(config, "checkpoint_format", tuple(STORED_ZEROS), "gptq")
     field(config, "pack_dtype", ("int32",), "int32")
     for modules, own in (config.get("dynamic") or {}).items():
-        if (own or {}).get("bits", bits) != bits:
-            raise ModelError(f"gptq with several bits is not served: {bits}, but {own['bits']} for {modules}")
+        if (own or {}).get("bits", bits) not in GPTQ_BITS:
+            raise ModelError(f"gptq with bits={own['bits']} for {modules} is not served, only bits 2 or 4 or 8")
     return Format(
         {".qweight": ".weight"},
         (".qweight", ".qzeros", ".scales", ".g_idx"),
         partial(_read_gptq, bits, STORED_ZEROS[kind]),
-        None if config.get("desc_act") else (bits, max(0, config.get("group_size", 0))),
+        partial(_gptq_groups, bits),
     )
 
 
 def _read_gptq(bits: int, added: int, parts: Parts) -> Weight:
     """Integers are packed along the inputs, zeros along the outputs."""
+    bits = _gptq_bits(bits, parts)
     codes = unpack(parts.tensor("qweight").t(), bits).contiguous()
     zeros = unpack(parts.tensor("qzeros"), bits).t()[: len(codes)].to(torch.float32) + added
     return grouped(codes, parts.tensor("scales").t(), zeros, bits, parts.optional("g_idx"))
 
 
+def _gptq_groups(bits: int, parts: Parts) -> tuple[int, int] | None:
+    bits = _gptq_bits(bits, parts)
+    inputs = parts.shape("qweight")[0] * 32 // bits
+    group = neighbours(inputs, parts.shape("scales")[0], parts.optional("g_idx"))
+    return (bits, group) if group else None
+
+
+def _gptq_bits(bits: int, parts: Parts) -> int:
+    """Those of a module: `dynamic` may give it others than the config's."""
+    order = parts.optional("g_idx")
+    return bits if order is None else parts.shape("qweight")[0] * 32 // len(order)
+
+
 def awq(config: Config) -> Format:
     """Raises ModelError for what is not served."""
     bits = field(config, "bits", (4,), 4)
-    version = str(config.get("version", "gemm")).lower()
+    # AutoAWQ's name of the field, and GPTQModel's
+    version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
-    group = max(0, config.get("group_size", config.get("q_group_size", 0)))
-    return Format({".qweight": ".weight"}, (".qweight", ".qzeros", ".scales"), partial(_read_awq, bits), (bits, group))
+    parts = (".qweight", ".qzeros", ".scales")
+    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), partial(_awq_groups, bits))
 
 
 def _read_awq(bits: int, parts: Parts) -> Weight:
@@ -52,3 +68,8 @@ def _read_awq(bits: int, parts: Parts) -> Weight:
     codes = unpack(parts.tensor("qweight"), bits, AWQ_ORDER).t().contiguous()
     zeros = unpack(parts.tensor("qzeros"), bits, AWQ_ORDER).t().to(torch.float32)
     return grouped(codes, parts.tensor("scales").t(), zeros, bits)
+
+
+def _awq_groups(bits: int, parts: Parts) -> tuple[int, int] | None:
+    group = neighbours(parts.shape("qweight")[0], parts.shape("scales")[0], None)
+    return (bits, group) if group else None

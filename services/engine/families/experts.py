@@ -50,8 +50,10 @@ class Experts(Llama):
         spec = self._spec.experts
         assert spec is not None
         inner = self._shard.of(spec.intermediate)
+        own = f"{name}.0.{self.gate_up_down[0]}.weight" in self._tensors
+        parts = self.gate_up_down if own else Experts.gate_up_down
         for expert in range(spec.count):
-            gate, up, down = (f"{name}.{expert}.{part}" for part in self.gate_up_down)
+            gate, up, down = (f"{name}.{expert}.{part}" for part in parts)
             yield self._stacked([gate, up], [inner, inner]), self._partial(down, inner)
 
     def _fused(self, name: str) -> Iterator[tuple[Linear, Linear]]:
@@ -89,7 +91,7 @@ class Olmoe(Experts):
 
 
 class Mixtral(Experts):
-    """Published checkpoints have names of their own."""
+    """Published checkpoints have names of their own; those that GPTQModel and llm-compressor write may not."""
 
     block = "block_sparse_moe"
     gate_up_down = ("w1", "w3", "w2")
