@@ -21,6 +21,7 @@ from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
 from cli.port_claim import PortClaim, own_url
+from cli.status import kept_weights
 from cli.supervisor import Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
@@ -75,7 +76,7 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
     if not settings.redis_url:
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
     keep = [await server.join()] if server else []
-    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings), say)
+    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, say), say)
     serving, signals = asyncio.create_task(_run(supervisor, settings, server, say)), _stop_signals()
     interrupt = asyncio.create_task(signals.get())
     try:
@@ -200,8 +201,8 @@ def _check_port(settings: Settings) -> None:
         raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
 
 
-async def _until_ready(settings: Settings) -> None:
-    """Wait until the server answers that it is ready."""
+async def _until_ready(settings: Settings, say: Progress) -> None:
+    """Wait until the server answers that it is ready, and say how it keeps the weights."""
     import httpx
 
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
@@ -209,6 +210,8 @@ async def _until_ready(settings: Settings) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
+                    for weights in kept_weights((await client.get("/metrics")).text):
+                        say(f"weights: {weights}")
                     return
             await asyncio.sleep(0.1)
 

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.arguments import Parser
 from cli.server import add_server, find_url, headers, served_model
 
+KEPT = "orca:weights_info"
 FIGURES = {
     "vllm:num_requests_running": "running requests",
     "vllm:num_requests_waiting": "waiting requests",
@@ -23,6 +24,7 @@ FIGURES = {
     "vllm:prompt_tokens_total": "prompt tokens",
     "vllm:generation_tokens_total": "output tokens",
     "orca:pool_bytes": "bytes in the pool",
+    "orca:weight_bytes": "bytes of weights",
 }
 
 
@@ -32,9 +34,10 @@ def run(arguments: list[str]) -> None:
     options = parser.read(arguments)
     with httpx.Client(base_url=find_url(options.url), headers=headers(options.api_key), timeout=10) as client:
         print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
+        page = client.get("/metrics").text
         samples = [
             sample
-            for family in text_string_to_metric_families(client.get("/metrics").text)
+            for family in text_string_to_metric_families(page)
             for sample in family.samples
             if sample.name in FIGURES
         ]
@@ -42,6 +45,15 @@ def run(arguments: list[str]) -> None:
         for sample in samples:
             if sample.name == name:
                 print(f"{label:32} {sample.value:>14,.10g}  {_whose(sample.labels)}".rstrip())
+    for weights in kept_weights(page):
+        print(f"weights: {weights}")
+
+
+def kept_weights(metrics: str) -> list[str]:
+    """How engines keep their weights, by a page of metrics: each way once."""
+    families = text_string_to_metric_families(metrics)
+    samples = (sample for family in families for sample in family.samples if sample.name == KEPT)
+    return list(dict.fromkeys(sample.labels["weights"] for sample in samples if sample.labels["weights"]))
 
 
 def _whose(labels: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -59,6 +60,11 @@ class Gateway:
     def requests(self) -> int:
         """The number of requests that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
+
+    def model_card(self) -> dict[str, Any]:
+        """The model object; see ServedModel."""
+        known = {each.weights: None for each in self.shards.known_figures if each.weights}
+        return self.model.card("; ".join(known))
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been

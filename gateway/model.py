@@ -32,8 +32,9 @@ class ServedModel:
     created: int
     defaults: SamplingDefaults = NO_DEFAULTS
 
-    def card(self) -> dict[str, Any]:
-        """The model object with fields of OpenAI, Anthropic and vLLM (`max_model_len`), and its defaults if any."""
+    def card(self, weights: str = "") -> dict[str, Any]:
+        """The model object with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its defaults if any, and how
+        engines keep its `weights` if that is known."""
         said = self.defaults.given()
         return {
             "id": self.name,
@@ -42,6 +43,7 @@ class ServedModel:
             "owned_by": "orca",
             "max_model_len": self.info.max_model_len,
             **({"default_sampling_params": said} if said else {}),
+            **({"weights": weights} if weights else {}),
             "type": "model",
             "display_name": self.name,
             "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),

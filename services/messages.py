@@ -88,6 +88,8 @@ class EngineFigures:
     block_size: int
     vocab_size: int
     numerics: str
+    weights: str = ""  # how they are kept, for people
+    weight_bytes: int = 0  # in the memory of the process that samples
 
     @property
     def num_slots(self) -> int:

@@ -69,7 +69,7 @@ async def chat_completions(request: Request) -> Response:
 @router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
     """The served model. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
-    card = gateway_of(request).model.card()
+    card = gateway_of(request).model_card()
     return {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
 
 
@@ -78,7 +78,7 @@ async def model(request: Request, name: str) -> dict[str, object]:
     """The model, if it is the served one."""
     gateway = gateway_of(request)
     gateway.validator.check_model(name)
-    return gateway.model.card()
+    return gateway.model_card()
 
 
 @router.get(

@@ -149,10 +149,15 @@ class Shards:
         known = (None if isinstance(one, PoolUnavailable) else one for one in found)
         return {shard.number: one for shard, one in zip(self.all, known, strict=True)}
 
+    @property
+    def known_figures(self) -> list[EngineFigures]:
+        """Of each shard whose engines are known, those of the largest one."""
+        return [view.figures for shard in self.all if (view := shard.heartbeat.known) and view.figures]
+
     async def figures(self) -> EngineFigures | None:
         """What every request must fit, whichever shard it goes to: of each shard the largest engine counts, and of
         these the smallest. None if there never was an engine. Raises PoolUnavailable if none answers."""
-        known = [view.figures for shard in self.all if (view := shard.heartbeat.known) and view.figures]
+        known = self.known_figures
         if not known:
             found = await asyncio.gather(*(_or_error(shard.heartbeat.figures()) for shard in self.all))
             errors = [one for one in found if isinstance(one, PoolUnavailable)]

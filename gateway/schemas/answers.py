@@ -73,6 +73,7 @@ class Model(TypedDict):
     owned_by: str
     max_model_len: int
     default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
+    weights: NotRequired[str]  # how the engines keep them
     type: Literal["model"]  # from here on Anthropic's fields
     display_name: str
     created_at: str

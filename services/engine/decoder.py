@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -16,6 +17,8 @@ class Decoder(Protocol):
     weight_dtype: torch.dtype  # of the products' weights; of the numbers that integers in groups stand for
     weight_bytes: float  # of one of them in memory; with its share of scales, if it is in a group
     cache_dtype: torch.dtype  # of keys and values
+    as_stored: Mapping[str, bool]  # see PackedModel; empty: no weight is kept as it is stored
+    memory: int  # bytes of this decoder's weights
 
     @property
     def path(self) -> str:

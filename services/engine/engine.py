@@ -112,7 +112,10 @@ class Engine:
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {_libraries()} {_formats(settings, dtype)} {device.type} {decoder.path}",
+            weights="" if tensors else loading.describe_weights(folder, settings, decoder),
+            weight_bytes=decoder.memory,
         )
+        log.info("weights: %s", figures.weights)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
         return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token), pages)

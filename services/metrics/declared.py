@@ -119,6 +119,12 @@ POOL_GAUGES: dict[str, str] = {
     "orca:fallback_engines": "Engines on transformers' own layers in place of a faster path",
 }
 
+# What an engine says of itself when a scheduler attaches
+FIGURES: dict[str, str] = {
+    "orca:weight_bytes": "Memory of an engine's weights; of several ranks that of one",
+    "orca:weights_info": "1 for each engine: the label `weights` says how it keeps them",
+}
+
 # What each gateway reports of itself with its heartbeat: name in the pool -> (name of the metric, help)
 GATEWAY_GAUGES: dict[str, tuple[str, str]] = {
     "requests": ("orca:gateway_requests", "Requests that the gateway is answering, including those that wait"),

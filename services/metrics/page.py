@@ -21,6 +21,7 @@ from services.metrics.counters import DEFAULT, values_of
 from services.metrics.declared import (
     COUNTERS,
     ENGINE,
+    FIGURES,
     FILES,
     GATEWAY_COUNTERS,
     GATEWAY_GAUGES,
@@ -124,6 +125,7 @@ class _Collector:
     def collect(self) -> Iterable[Metric]:
         yield from self._pool_gauges()
         yield from self._seat_gauges()
+        yield from self._figures()
         for name, counter in COUNTERS.items():
             family = CounterMetricFamily(name, counter.help, labels=(MODEL, *counter.labels))
             for values, value in self._with_zeros(self._sums[name], counter.labels):
@@ -162,6 +164,17 @@ class _Collector:
                     if seat.alive and (always or key in seat.gauges):
                         gauge.add_metric((self._model, self._engines[seat.name]), seat.gauges.get(key, 0.0))
                 yield gauge
+
+    def _figures(self) -> Iterable[Metric]:
+        size, kept = FIGURES
+        memory = GaugeMetricFamily(size, FIGURES[size], labels=(MODEL, *ENGINE))
+        info = GaugeMetricFamily(kept, FIGURES[kept], labels=(MODEL, *ENGINE, "weights"))
+        for seat in self._overview.seats:
+            if seat.alive and seat.figures:
+                labels = self._model, self._engines[seat.name]
+                memory.add_metric(labels, seat.figures.weight_bytes)
+                info.add_metric((*labels, seat.figures.weights), 1)
+        yield from (memory, info)
 
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]

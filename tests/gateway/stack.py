@@ -109,6 +109,9 @@ class Owner:
     tracer: Tracer | None
 
 
+WEIGHTS = "gptq, 4 bits in groups of 32: all 2 quantized weights as stored, 7 MB in memory"
+
+
 class Stack(Background):
     """`with Stack(...) as stack` serves at `stack.url`. Without `engine` no seat is acquired. `redis_url` may name
     several shards; each has a seat then."""
@@ -117,7 +120,7 @@ class Stack(Background):
         super().__init__()
         self.settings = settings
         self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
-        self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo")
+        self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo", WEIGHTS, 7)
         self.batch_size = 8
         self._redis_url, self._pool_name, self._folder, self._with_engine = redis_url, pool_name, folder, engine
         self.url = ""

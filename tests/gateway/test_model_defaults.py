@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from stack import Stack
+from stack import WEIGHTS, Stack
 from tiny_text import make_folder
 
+from cli.status import kept_weights
 from services.requests import SamplingParams
 from services.settings.settings import Settings
 
@@ -75,6 +76,12 @@ def test_the_server_says_them(http: httpx.Client, stack: Stack, client: Any) -> 
     assert (response["temperature"], response["top_p"]) == (0.5, 0.9)
     response = http.post(RESPONSES, json=BODIES[RESPONSES] | {"temperature": 0, "top_p": 1}).json()
     assert (response["temperature"], response["top_p"]) == (0, 1)
+
+
+def test_the_server_says_how_it_keeps_the_weights(http: httpx.Client, client: Any) -> None:
+    assert client.models.retrieve("tiny").weights == WEIGHTS
+    assert http.get("/v1/models").json()["data"][0]["weights"] == WEIGHTS
+    assert kept_weights(http.get("/metrics").text) == [WEIGHTS]
 
 
 def test_settings_go_before_the_model(redis_url: str, folder: Path) -> None:

@@ -135,6 +135,16 @@ def test_different_numerics_of_engines_are_counted() -> None:
     assert kinds("r cpu native 1a", "r cpu sdpa fallback 2b", "r cpu sdpa 2b", name="orca:fallback_engines") == 1
 
 
+def test_the_weights_of_each_living_engine_are_on_the_page() -> None:
+    seats = [
+        Seat(f"c/{i}", i < 2, EngineFigures("m", 256, 8, 16, 320, "n", f"as {i}", 10 + i), 0, {}, "") for i in range(3)
+    ]
+    samples = shown(seats, {})
+    assert [samples["orca:weight_bytes", labels(engine=str(i))] for i in range(2)] == [10, 11]
+    assert samples["orca:weights_info", labels(engine="0", weights="as 0")] == 1
+    assert len([name for name, _ in samples if name == "orca:weights_info"]) == 2
+
+
 def test_what_the_settings_ask_for_stands_beside_what_there_is() -> None:
     samples = page()
     there = [samples[name, labels()] for name in ("orca:engines", "orca:gateways", "orca:pool_bytes")]

@@ -1,7 +1,7 @@
 """`python -m load.bench.engine.families`: the fast path beside transformers' own layers, for each family of models.
 
-Weights are random, in the shapes of a real model's layers. `LAYERS` layers and `VOCABULARY` tokens keep a run short:
-what a layer costs does not depend on their number. See docs/performance.md.
+Weights are random, in the shapes of a real model's layers. Few layers and `VOCABULARY` tokens keep a run short: what a
+layer costs does not depend on their number. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,19 @@ from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 
-LAYERS = 4
+LAYERS = 4  # unless a model names another number
 VOCABULARY = 16_384
 BATCHES = (1, 8)  # of increment iterations
 CONTEXT = 512  # their tokens, and those of a prompt
 BLOCKS = 512
 _WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16}
+
+_GEMMA3 = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}
 
 # a model's name, transformers' `model_type`, and what differs from the defaults of its config
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,6 +60,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "OLMoE 1B-7B": ("olmoe", {"intermediate_size": 1024}),
+    "Qwen3 30B-A3B": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 2,  # of 1.3 GB each
+            "head_dim": 128,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "norm_topk_prob": True,
+        },
+    ),
+    "Mixtral 8x7B": ("mixtral", {"num_hidden_layers": 1}),  # of 2.9 GB
     "OLMo 2 1B": ("olmo2", _WIDE),
     "Phi-4-mini": (
         "phi3",
@@ -62,6 +81,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
         },
     ),
+    "Gemma 2 2B": ("gemma2", {}),
+    "Gemma 3 270M": ("gemma3_text", {**_GEMMA3, "hidden_size": 640, "intermediate_size": 2048}),
+    "Gemma 3 1B": ("gemma3_text", {**_GEMMA3, "hidden_size": 1152, "intermediate_size": 6912}),
 }
 
 
@@ -79,11 +101,11 @@ class Compared:
         return self.stock.seconds / self.fast.seconds
 
 
-def config_of(model: str, layers: int = LAYERS) -> Any:
+def config_of(model: str) -> Any:
     """The transformers config of one of `MODELS`."""
     family, fields = MODELS[model]
     ids = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return AutoConfig.for_model(family, **{**ids, "num_hidden_layers": layers, **fields})
+    return AutoConfig.for_model(family, **{**ids, "num_hidden_layers": LAYERS, **fields})
 
 
 def compare(model: str, config: Any, settings: EngineSettings, scale: Scale) -> Iterator[Compared]:
@@ -136,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     scale = replace(FULL, row_counts=(512, 2048))
     found = [one for model in given.only or MODELS for one in compare(model, config_of(model), settings, scale)]
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
-    print(f"{machine()}; {dtype}, {LAYERS} layers, {VOCABULARY:,} tokens\n\n{families_table(found)}")
+    print(f"{machine()}; {dtype}, {VOCABULARY:,} tokens\n\n{families_table(found)}")
     if given.json:
         given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
 

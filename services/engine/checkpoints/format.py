@@ -12,6 +12,8 @@ from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 
+# bits and inputs of a group of a QuantizedWeight, or why a weight is numbers that no backend executes as it is stored
+Groups = tuple[int, int] | str
 Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
 
 
@@ -32,14 +34,14 @@ class Parts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
-    `parts`: the ends of all tensors that only `read` uses. `groups`: bits and inputs of a group of the QuantizedWeight
-    that `read` will return, from shapes and order alone; None if it will return numbers. Modules of a checkpoint may
-    differ in them."""
+    `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: what `read` will return,
+    from shapes and order alone; modules of a checkpoint may differ."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
-    groups: Callable[[Parts], tuple[int, int] | None] = lambda _: None
+    method: str
+    groups: Callable[[Parts], Groups]
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:
@@ -76,6 +78,12 @@ def neighbours(inputs: int, groups: int, order: torch.Tensor | None) -> int:
     size, rest = divmod(inputs, groups)
     same = order is None or torch.equal(order.long(), torch.arange(inputs) // size)
     return size if not rest and same else 0
+
+
+def groups_of(bits: int, inputs: int, groups: int, order: torch.Tensor | None) -> Groups:
+    """What `grouped` returns for so many groups."""
+    size = neighbours(inputs, groups, order)
+    return (bits, size) if size else "groups of act-order are not executed"
 
 
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from services.engine.checkpoints.format import Format
+from services.engine.checkpoints.format import Format, Groups
 from services.engine.checkpoints.methods import format_of
+from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.tensors import Checkpoint
 from services.engine.parallel.layout import RowRange
 
 
-def open_folder(folder: Path, as_stored: bool = False) -> Tensors:
+def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | QuantizedCheckpoint:
     """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
     folder has integers in groups. Raises ModelError."""
     format_ = format_of(folder)
@@ -62,9 +64,18 @@ class QuantizedCheckpoint:
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
         """See Tensors."""
-        modules = self._modules if self._as_stored else {}
-        found = {name: self._format.groups(module) for name, module in modules.items()}
-        return {name: groups for name, groups in found.items() if groups}
+        found = self._found if self._as_stored else {}
+        return {name: groups for name, groups in found.items() if not isinstance(groups, str)}
+
+    @property
+    def quantization(self) -> Quantization:
+        """See Tensors."""
+        refused = {name: why for name, why in self._found.items() if isinstance(why, str)}
+        return Quantization(self._format.method, frozenset(self._modules), refused)
+
+    @cached_property
+    def _found(self) -> dict[str, Groups]:
+        return {name: self._format.groups(module) for name, module in self._modules.items()}
 
     @property
     def names(self) -> list[str]:

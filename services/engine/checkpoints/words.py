@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, neighbours, unpack
+from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
+from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
@@ -23,10 +24,16 @@ def gptq(config: Config) -> Format:
     for modules, own in (config.get("dynamic") or {}).items():
         if (own or {}).get("bits", bits) not in GPTQ_BITS:
             raise ModelError(f"gptq with bits={own['bits']} for {modules} is not served, only bits 2 or 4 or 8")
+    method = f"gptq, {describe_integers(bits, max(0, config.get('group_size', 0)))}"
+    if config.get("desc_act"):
+        method += ", act-order"
+    if any((config.get("dynamic") or {}).values()):
+        method += ", others by module"
     return Format(
         {".qweight": ".weight"},
         (".qweight", ".qzeros", ".scales", ".g_idx"),
         partial(_read_gptq, bits, STORED_ZEROS[kind]),
+        method,
         partial(_gptq_groups, bits),
     )
 
@@ -39,11 +46,10 @@ def _read_gptq(bits: int, added: int, parts: Parts) -> Weight:
     return grouped(codes, parts.tensor("scales").t(), zeros, bits, parts.optional("g_idx"))
 
 
-def _gptq_groups(bits: int, parts: Parts) -> tuple[int, int] | None:
+def _gptq_groups(bits: int, parts: Parts) -> Groups:
     bits = _gptq_bits(bits, parts)
     inputs = parts.shape("qweight")[0] * 32 // bits
-    group = neighbours(inputs, parts.shape("scales")[0], parts.optional("g_idx"))
-    return (bits, group) if group else None
+    return groups_of(bits, inputs, parts.shape("scales")[0], parts.optional("g_idx"))
 
 
 def _gptq_bits(bits: int, parts: Parts) -> int:
@@ -59,8 +65,9 @@ def awq(config: Config) -> Format:
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
+    method = f"awq, {describe_integers(bits, max(0, config.get('group_size', config.get('q_group_size', 0))))}"
     parts = (".qweight", ".qzeros", ".scales")
-    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), partial(_awq_groups, bits))
+    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), method, partial(_awq_groups, bits))
 
 
 def _read_awq(bits: int, parts: Parts) -> Weight:
@@ -70,6 +77,5 @@ def _read_awq(bits: int, parts: Parts) -> Weight:
     return grouped(codes, parts.tensor("scales").t(), zeros, bits)
 
 
-def _awq_groups(bits: int, parts: Parts) -> tuple[int, int] | None:
-    group = neighbours(parts.shape("qweight")[0], parts.shape("scales")[0], None)
-    return (bits, group) if group else None
+def _awq_groups(bits: int, parts: Parts) -> Groups:
+    return groups_of(bits, parts.shape("qweight")[0], parts.shape("scales")[0], None)

@@ -14,7 +14,8 @@ from services.engine.families.weights import ExpertsWeights, LayerWeights, Linea
 
 class Experts(Llama):
     """transformers 5 keeps the experts of a layer in one tensor [experts, outputs, inputs]; published checkpoints have
-    a tensor for each expert. Both are read, an expert at a time."""
+    a tensor for each expert, and so have the blocks of GGUF files. Both are read, an expert at a time; with both, the
+    single ones, unless one of the three products has none."""
 
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
@@ -43,15 +44,16 @@ class Experts(Llama):
         if f"{own}.gate.weight" not in self._tensors:
             own = f"{layer}.mlp"
         router = Linear(self._read(f"{own}.gate.weight"))
-        fused = f"{own}.experts.gate_up_proj" in self._tensors
-        return ExpertsWeights(router, self._fused(f"{own}.experts") if fused else self._single(f"{own}.experts"))
+        name = f"{own}.experts"
+        for parts in (self.gate_up_down, Experts.gate_up_down):
+            if all(f"{name}.0.{part}.weight" in self._tensors for part in parts):
+                return ExpertsWeights(router, self._single(name, parts))
+        return ExpertsWeights(router, self._fused(name))
 
-    def _single(self, name: str) -> Iterator[tuple[Linear, Linear]]:
+    def _single(self, name: str, parts: tuple[str, str, str]) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
         assert spec is not None
         inner = self._shard.of(spec.intermediate)
-        own = f"{name}.0.{self.gate_up_down[0]}.weight" in self._tensors
-        parts = self.gate_up_down if own else Experts.gate_up_down
         for expert in range(spec.count):
             gate, up, down = (f"{name}.{expert}.{part}" for part in parts)
             yield self._stacked([gate, up], [inner, inner]), self._partial(down, inner)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from services.engine.families.gguf import FORMATS, read_blocks
+from services.engine.families.kept import Quantization
 from services.engine.families.quantized import Weight, quantize
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
@@ -67,9 +69,12 @@ class Checkpoint:
         self._opened: dict[Path, Any] = {}
         self._blocks: Any = None
         self._kinds: dict[str, str] = {}  # ggml's types
+        self.quantization = Quantization()  # of the blocks
         if as_stored and (folder / BLOCKS).exists():
             self._blocks = safe_open(folder / BLOCKS, framework="pt")
-            self._kinds = self._blocks.metadata()
+            kept, kinds = set(self._blocks.keys()), self._blocks.metadata()
+            self._kinds = {name: kind for name, kind in kinds.items() if name in kept}
+            self.quantization = _gguf(kinds, kept)
         self.groups = {name: FORMATS[kind][:2] for name, kind in self._kinds.items()}
 
     @property
@@ -78,7 +83,8 @@ class Checkpoint:
         return list(self._files)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        """Of experts, there may be blocks that only `weight` reads: the numbers are in a tensor of all experts."""
+        return name in self._files or name in self._kinds
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors."""
@@ -111,6 +117,17 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
         return self._opened[file].get_slice(name)
+
+
+def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
+    """Of the blocks of a GGUF file: `kinds` by name, and the names of those that were kept."""
+    types = [kind for kind, _ in Counter(kinds.values()).most_common()]
+    refused = {
+        name: "the conversion changes its numbers" if kind in FORMATS else f"{kind} is not executed"
+        for name, kind in kinds.items()
+        if name not in kept
+    }
+    return Quantization(f"gguf {', '.join(types)}", frozenset(kinds), refused)
 
 
 class RandomTensors:

@@ -22,6 +22,7 @@ class Linear:
 
     weight: Weight
     bias: torch.Tensor | None = None
+    names: tuple[str, ...] = ()  # of the weights in the checkpoint that it consists of
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -107,6 +108,11 @@ class DecoderWeights(ABC):
         return self._read(self.embedding_name, rows=(0, 1)).dtype
 
     @property
+    def vocabulary_name(self) -> str:
+        """The weight that gives logits."""
+        return self.embedding_name if self.tied else "lm_head.weight"
+
+    @property
     def groups(self) -> dict[str, tuple[int, int]]:
         """See Tensors."""
         return self._tensors.groups
@@ -132,9 +138,9 @@ class DecoderWeights(ABC):
         """Whether the vocabulary is the embedding."""
         return "lm_head.weight" not in self._tensors
 
-    def vocabulary(self) -> Weight:
+    def vocabulary(self) -> Linear:
         """This shard's rows of the product that gives logits [vocab, hidden]."""
-        return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
+        return Linear(self._table(self.vocabulary_name).rows, names=(self.vocabulary_name,))
 
     # Helpers for families.
 
@@ -161,16 +167,17 @@ class DecoderWeights(ABC):
 
     def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
         """Products of the same input, one below the other; of each these rows."""
-        weights = [self._tensors.weight(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
+        own = tuple(f"{name}.weight" for name in names)
+        weights = [self._tensors.weight(name, part) for name, part in zip(own, rows, strict=True)]
         if f"{names[0]}.bias" not in self._tensors:
-            return Linear(stack(weights))
+            return Linear(stack(weights), names=own)
         biases = [self._read(f"{name}.bias", part) for name, part in zip(names, rows, strict=True)]
-        return Linear(stack(weights), torch.cat(biases))
+        return Linear(stack(weights), torch.cat(biases), own)
 
     def _partial(self, name: str, columns: RowRange) -> Linear:
         """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
-        return Linear(self._tensors.weight(f"{name}.weight", columns=columns), bias)
+        return Linear(self._tensors.weight(f"{name}.weight", columns=columns), bias, (f"{name}.weight",))
 
     def _halves(self, count: int) -> list[RowRange]:
         """This shard's rows of both halves of a tensor with 2 * `count` rows."""
@@ -189,7 +196,7 @@ class DecoderWeights(ABC):
         high = [*range(rotated // 2, rotated), *range(middle, dim)]
         order = torch.arange(len(linear.weight))
         order[:rows] = order[:rows].view(-1, dim)[:, low + high].reshape(-1)
-        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order])
+        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order], linear.names)
 
     def _head_rows(self, group: int = 1) -> RowRange:
         """The rows of this shard's KV heads; with `group`, of the query heads that share them."""

@@ -4,7 +4,7 @@ from it."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -51,6 +51,8 @@ class RankDecoder(ABC):
     weight_bytes: float
     cache_dtype: torch.dtype
     bytes_read: int  # of the checkpoint
+    as_stored: Mapping[str, bool]
+    memory: int
 
     def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:
         """`spec` is the whole model's."""

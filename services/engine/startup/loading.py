@@ -11,10 +11,12 @@ import torch
 
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
-from services.engine.backends.cpu.packing import CpuSetup, pack_model
+from services.engine.backends.cpu.packing import GROUP_STEP, CpuSetup, pack_model
 from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.batch.buffers import Allocate, zeros
+from services.engine.checkpoints.tensors import open_folder
 from services.engine.decoder import Decoder
+from services.engine.families.kept import describe_kept
 from services.engine.families.registry import load_spec, open_weights
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
@@ -119,6 +121,24 @@ def cpu_setup(
     kept = torch.int8 if settings.weights == "int8" else dtype
     library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
     return CpuSetup(library, spec, weights, kept, cached, torch.get_num_threads(), length, allocate)
+
+
+def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -> str:
+    """How `decoder`, loaded from `folder` with these settings, keeps its weights: a line for people."""
+    checkpoint = open_folder(folder, as_stored=True)
+    quantization = checkpoint.quantization
+    names = decoder.as_stored or dict.fromkeys(quantization.weights, False)
+    sizes = {group for name, (_, group) in checkpoint.groups.items() if not names.get(name)}
+    kept, why = str(decoder.weight_dtype).removeprefix("torch."), "fused with others, or reordered"
+    if settings.weights != "auto":
+        why = f"--weights {settings.weights}"
+    elif not decoder.as_stored:
+        on_cpu = devices.choose_device(settings).type == "cpu"
+        why = "transformers' layers execute numbers" if on_cpu else "the GPU's kernels execute numbers"
+    elif any(size % GROUP_STEP for size in sizes):
+        why = f"groups that are no multiple of {GROUP_STEP} are not executed"
+    as_stored = (name for name, stored in names.items() if stored)
+    return describe_kept(quantization, as_stored, names, why, kept, decoder.memory)
 
 
 def executes_as_stored(settings: EngineSettings) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Mo
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
+from services.engine.families.kept import tensor_bytes
 from services.engine.families.weights import Table
 from services.engine.parallel.decoder import AllReduce, RankDecoder
 
@@ -64,6 +66,8 @@ class CpuDecoder(RankDecoder):
         self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
+        self.as_stored: Mapping[str, bool] = packed.as_stored
+        self.memory = tensor_bytes(packed)
 
     def __reduce__(self) -> tuple[type[CpuDecoder], tuple[ctypes.CDLL, PackedModel]]:
         """Pickles the weights; structures and buffers are made anew."""

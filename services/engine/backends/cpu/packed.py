@@ -155,6 +155,7 @@ class PackedModel:
     embedding: Table | None  # on the first stage
     positions: Table | None  # on the first stage, of a model that learns them
     bytes_read: int  # of the checkpoint
+    as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
 
     @property
     def kind(self) -> WeightKind:

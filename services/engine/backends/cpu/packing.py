@@ -8,7 +8,7 @@ transformers' layers."""
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,18 +53,25 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     """Read and pack a rank's part of the model."""
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
+    vocabulary = packer.matrix(weights.vocabulary()) if layout.is_last else None
+    embedding = weights.embedding() if layout.is_first else None
+    layers = _layers(packer, setup, layout)
+    as_stored = dict(packer.as_stored)
+    if embedding:
+        as_stored.setdefault(weights.embedding_name, isinstance(embedding.rows, QuantizedWeight))
     return PackedModel(
         spec=setup.spec,
         layout=layout,
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=_layers(packer, setup, layout),
+        layers=layers,
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
-        vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else None,
-        embedding=weights.embedding() if layout.is_first else None,
+        vocabulary=vocabulary,
+        embedding=embedding,
         positions=weights.positions() if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
+        as_stored=as_stored,
     )
 
 
@@ -98,6 +105,7 @@ class Packer:
         self.threads = threads
         self._width = library.orca_width()
         self.units: str = library.orca_units().decode()
+        self.as_stored: dict[str, bool] = {}  # by name: whether a weight that was packed is kept as it is stored
 
     def kind(self, weight: Weight) -> WeightKind:
         """How this weight is kept."""
@@ -145,7 +153,8 @@ class Packer:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
         assert not (gated and linear.bias is not None), "gates have no bias"
         if isinstance(linear.weight, QuantizedWeight) and linear.weight.group % GROUP_STEP:
-            linear = Linear(linear.numbers, linear.bias)
+            linear = replace(linear, weight=linear.numbers)
+        self.as_stored |= dict.fromkeys(linear.names, isinstance(linear.weight, QuantizedWeight))
         outputs, inputs = linear.weight.shape
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)

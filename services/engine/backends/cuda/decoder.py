@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from services.engine.backends.cuda.graphs import Graphs
@@ -33,6 +35,8 @@ class CudaDecoder(RankDecoder):
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
+        self.as_stored: Mapping[str, bool] = {}
+        self.memory = self.kernels.memory
 
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the

@@ -18,6 +18,7 @@ from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.kernels.product import multiply
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.batch.kv_cache import KVCache
+from services.engine.families.kept import tensor_bytes
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
@@ -89,6 +90,9 @@ class CudaLayers:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
         self.programs = _programs(setup.device)
+        self.memory = tensor_bytes(
+            self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
+        )
 
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
@@ -170,7 +174,7 @@ class CudaLayers:
         """The product that gives logits. If it is the embedding, one tensor is both."""
         if weights.tied and self._embedding is not None:
             return Linear(self._embedding.rows)
-        return Linear(weights.vocabulary())
+        return weights.vocabulary()
 
     def _linear(self, linear: Linear) -> Linear:
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from services.engine.backends.stock.check import AttentionLayer, base_of, logits
 from services.engine.backends.stock.sdpa import SdpaAttention
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.families.kept import tensor_bytes
 
 
 class StockDecoder:
@@ -26,6 +28,8 @@ class StockDecoder:
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
         self.weight_bytes = self.weight_dtype.itemsize
+        self.as_stored: Mapping[str, bool] = {}
+        self.memory = tensor_bytes(list(model.parameters()))
         # torch's attention on a CPU converts bfloat16 at each read, which took five times as long
         self.cache_dtype: torch.dtype = torch.float32 if self._device.type == "cpu" else model.dtype
 

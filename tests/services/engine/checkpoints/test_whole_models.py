@@ -14,6 +14,7 @@ from written import GPTQ, WRITERS, gptq
 
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
+from services.errors import ModelError
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,14 @@ def test_experts(family: str, name: str, renamed: dict[str, str], fast_path: boo
     plain = make_tiny_model(tmp_path / "plain", family, with_tokenizer=False, **SIZES[family])
     quantized, numbers = quantize_folder(plain, tmp_path, *WRITERS[name], renamed=renamed)
     check_family(quantized, replace(STOCK, fast_path=fast_path), reference=numbers)
+
+
+def test_experts_under_names_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
+    """On the stock backend. transformers would give them random weights."""
+    plain = make_tiny_model(tmp_path / "plain", "mixtral", with_tokenizer=False)
+    quantized, _ = quantize_folder(plain, tmp_path, *WRITERS["gptq"], renamed={"block_sparse_moe": "mlp", **NAMES})
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors of its model, such as .*experts"):
+        Engine.load(quantized, STOCK)
 
 
 SIZES: dict[str, dict[str, int]] = {"qwen3_moe": {"moe_intermediate_size": 64}, "mixtral": {}}  # divided by groups

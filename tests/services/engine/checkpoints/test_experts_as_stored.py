@@ -1,0 +1,127 @@
+"""Experts whose weights run as they are stored give the bits of the same weights widened to bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from driver import Driver, Job
+from folders import quantize_folder
+from safetensors.torch import load_file
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM, GgufConfig
+from written import WRITERS
+
+from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.engine import Engine
+from services.engine.families.tensors import Checkpoint
+from services.engine.settings import EngineSettings
+from services.models.blocks import keep_blocks
+from services.requests import SamplingParams
+
+SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=100, threads=2)
+EXPERTS, LAYERS = 8, 2
+INNER = 768  # transformers takes this size for every GGUF file of the family
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_1")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    size = {"moe_intermediate_size": INNER, "head_dim": 16}
+    return make_tiny_model(tmp_path_factory.mktemp("plain"), "qwen3_moe", 201, with_tokenizer=False, **size)
+
+
+def write_gguf(plain: Path, file: Path) -> None:
+    """The model as llama.cpp writes it: the experts of a layer are one tensor."""
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    config, writer = model.config, gguf.GGUFWriter(file, "qwen3moe")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(INNER)
+    writer.add_vocab_size(config.vocab_size)
+    weights = dict(model.state_dict())
+    for layer in range(LAYERS):
+        experts = f"model.layers.{layer}.mlp.experts"
+        weights[f"{experts}.gate_proj"], weights[f"{experts}.up_proj"] = weights.pop(f"{experts}.gate_up_proj").chunk(
+            2, 1
+        )
+    named = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3MOE, LAYERS).get_name
+    for i, (name, weight) in enumerate(sorted(weights.items())):
+        numbers, found = np.ascontiguousarray(weight.numpy()), f"{named(name.removesuffix('.weight'))}.weight"
+        if numbers.ndim == 1 or name.endswith("mlp.gate.weight"):
+            writer.add_tensor(found, numbers)
+            continue
+        kind = gguf.GGMLQuantizationType[KINDS[i % len(KINDS)]]
+        writer.add_tensor(found, gguf.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module", params=["gguf", "gptq", "awq", "compressed, 4 bits"])
+def folder(plain: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    made = tmp_path_factory.mktemp("stored")
+    if request.param != "gguf":
+        return quantize_folder(plain, made, *WRITERS[request.param])[0]
+    write_gguf(plain, made / "tiny.gguf")
+    model = AutoModelForCausalLM.from_pretrained(
+        made, gguf_file="tiny.gguf", quantization_config=GgufConfig(dequantize=True), dtype="bfloat16"
+    )
+    target = made / "converted"
+    model.save_pretrained(target)
+    count = keep_blocks(gguf.GGUFReader(made / "tiny.gguf"), model, target)
+    numbers = load_file(target / "model.safetensors")
+    others = [name for name, weight in numbers.items() if weight.ndim == 2 and not name.endswith("mlp.gate.weight")]
+    assert count == len(others) + 3 * EXPERTS * LAYERS
+    stored = Checkpoint(target, as_stored=True)
+    for layer in range(LAYERS):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gates, ups = numbers[f"{experts}.gate_up_proj"].chunk(2, 1)
+        for name, whole in (("gate", gates), ("up", ups), ("down", numbers[f"{experts}.down_proj"])):
+            for expert in range(EXPERTS):
+                weight = stored.weight(f"{experts}.{expert}.{name}_proj.weight")
+                assert not isinstance(weight, torch.Tensor)
+                assert torch.equal(weight.dequantize(), whole[expert])
+    return target
+
+
+def jobs() -> list[Job]:
+    drawn = torch.Generator().manual_seed(3)
+    return [
+        Job(f"r{i}/0", torch.randint(201, (n,), generator=drawn).tolist(), SamplingParams(max_new_tokens=8, logprobs=5))
+        for i, n in enumerate((1, 5, 90))
+    ]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, dtype="bfloat16")], ids=["float32", "bfloat16"])
+def test_bits_are_those_of_the_widened_experts(folder: Path, settings: EngineSettings) -> None:
+    found = []
+    variants: list[EngineSettings] = [replace(settings, weights="auto"), replace(settings, weights="dtype")]
+    for variant in variants:
+        engine = Engine.load(folder, variant)
+        assert isinstance(engine.decoder, CpuDecoder)
+        for layer in engine.decoder._packed.layers:
+            assert layer.experts
+            matrices = [*layer.experts.up, *layer.experts.down]
+            assert len(matrices) == 2 * EXPERTS
+            assert all(each.kind.name.startswith("GROUPS") == (variant.weights == "auto") for each in matrices)
+        together = Driver(engine, max_batch=4).run(jobs())
+        alone = [Driver(engine).run([job])[0] for job in jobs()]
+        assert [job.logprobs for job in alone] == [job.logprobs for job in together]
+        found.append(([job.output for job in alone], [job.logprobs for job in alone], engine.figures.numerics))
+    assert found[0] == found[1]
