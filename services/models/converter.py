@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from services.models.blocks import keep_blocks
 from services.models.convert import COUNT
+from services.models.gguf_file import join, parts_of, read_gguf
+from services.models.gguf_rotary import complete_config
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
 # ("tokenizer.ggml.pre"), for which transformers (5.23) creates a plain GPT-2 splitter. With that splitter, "\n\n1" or
@@ -30,6 +33,11 @@ def main(source: Path, target: Path) -> None:
     target.mkdir()
     if source.is_dir():
         convert_folder(source, target)
+    elif len(parts := parts_of(source)) > 1:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            say(f"joining the {len(parts)} parts of {source.name}")
+            join(parts, whole := Path(scratch) / source.name)
+            convert_gguf(whole, target)
     else:
         convert_gguf(source, target)
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
@@ -68,6 +76,7 @@ def convert_gguf(source: Path, target: Path) -> None:
 
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=GgufConfig(dequantize=True), dtype=dtype)
+    complete_config(model.config, reader)
     model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
     say(f"writing them as {dtype} safetensors")
     model.save_pretrained(target)
@@ -107,9 +116,7 @@ def convert_folder(source: Path, target: Path) -> None:
 
 def _read_gguf(source: Path) -> tuple[Any, str, dict[str, Any]]:
     """Return the file's reader, the dtype to store, which follows the type of most weights, and the scalar metadata."""
-    import gguf
-
-    reader = gguf.GGUFReader(source)
+    reader = read_gguf(source)
     amounts: dict[str, int] = {}
     for tensor in reader.tensors:
         kind = tensor.tensor_type.name

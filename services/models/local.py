@@ -8,14 +8,17 @@ from pathlib import Path
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
+from services.models.gguf_file import name_of, parts_of
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
-    """Return the folder of the converted file. It is converted again when its size or time changes."""
-    file = file.resolve()
-    return _converted(file, f"gguf {_stamp(file)}", file.stem, cache_dir, progress)
+    """Return the folder of the converted file, or of the parts of which it is the first. They are converted again when
+    a size or time changes. Raises ModelError if parts are absent."""
+    parts = parts_of(Path(os.path.abspath(file)))  # links may lead to names without numbers
+    identity = "\n".join(_stamp(part) for part in parts)
+    return _converted(parts[0], f"gguf {identity}", name_of(parts[0]), cache_dir, progress)
 
 
 def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:

@@ -1,0 +1,85 @@
+"""A GGUF file before it is converted: its parts as one file, and a check that all of its tensors can be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from services.errors import ModelError
+
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_OF_SPLITS = ("split.no", "split.count", "split.tensors.count")
+_OF_FILES = ("GGUF.", "general.alignment")  # what a writer writes itself
+
+
+def parts_of(file: Path) -> list[Path]:
+    """The files of a model that is split like `NAME-00001-of-00003.gguf`, by its first one; of another file, itself.
+
+    Raises ModelError if parts are absent, or if `file` is not the first of them.
+    """
+    match = PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    stem, count = match["stem"], int(match["count"])
+    parts = [file.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    if file != parts[0]:
+        raise ModelError(f"{file} is part {int(match['number'])} of {count}; name the first: {parts[0]}")
+    absent = [part.name for part in parts if not part.is_file()]
+    if absent:
+        raise ModelError(f"{file} is the first of {count} parts; absent in its folder: {', '.join(absent)}")
+    return parts
+
+
+def name_of(file: Path) -> str:
+    """The name of the model in a GGUF file, without the number of a part."""
+    match = PART.fullmatch(file.name)
+    return match["stem"] if match else file.stem
+
+
+def read_gguf(file: Path) -> Any:
+    """A GGUFReader of the file. Raises ModelError for a tensor whose type the package gguf does not read."""
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            for field in fields:
+                _, name, _, _, raw, _ = field.parts
+                _check_type(file, bytes(name).decode(), int(raw[0]))
+            super()._build_tensors(start_offs, fields)
+
+    def _check_type(file: Path, name: str, number: int) -> None:
+        known = {int(kind): kind for kind in gguf.GGMLQuantizationType}
+        kind = known.get(number)
+        if kind is None:
+            raise ModelError(f"{file.name}: tensor {name!r} has ggml's type {number}, which is not served")
+        blank = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+        try:
+            if kind not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
+                gguf.dequantize(blank, kind)
+        except NotImplementedError:
+            raise ModelError(f"{file.name}: tensor {name!r} has the type {kind.name}, which is not served") from None
+
+    return Reader(file)
+
+
+def join(parts: list[Path], target: Path) -> None:
+    """Write the tensors of all parts, with the metadata of the first, as one file."""
+    import gguf
+
+    readers = [read_gguf(part) for part in parts]
+    fields = readers[0].fields
+    writer = gguf.GGUFWriter(target, fields["general.architecture"].contents())
+    for name, field in fields.items():
+        if name not in ("general.architecture", *_OF_SPLITS) and not name.startswith(_OF_FILES):
+            kind = field.types[0]
+            item = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, item)
+    for reader in readers:
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

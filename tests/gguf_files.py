@@ -1,0 +1,152 @@
+"""GGUF files of transformers folders, as llama.cpp's converter names and orders their tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+Kind = gguf.GGMLQuantizationType
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3"}
+# where a block of random bytes has float16 numbers, which must be finite
+HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind_of: Callable[[str], str] = lambda _: "F32",
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    splitter: str = "smollm",
+) -> Path:
+    """The model in `folder`, with a BPE tokenizer, as a GGUF file. `kind_of`: ggml's type of each matrix, by its name
+    in the file. `metadata`: further numbers and texts, by what follows the architecture's name."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = model.config
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    _write_config(writer, config)
+    _write_tokenizer(writer, folder, splitter)
+    for name, value in (metadata or {}).items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{writer.arch}.{name}", value)
+    architecture = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[writer.arch]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    drawn = np.random.default_rng(0)
+    for name, weight in model.state_dict().items():
+        if name not in tied:
+            named = f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}"
+            numbers = _as_llama_cpp(config, name, weight.numpy())
+            kind = Kind[kind_of(named) if weight.ndim == 2 else "F32"]
+            writer.add_tensor(named, _blocks(numbers, kind, drawn), raw_dtype=kind)
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def split_gguf(file: Path, count: int) -> list[Path]:
+    """The file in parts, as llama.cpp's `llama-gguf-split` makes them: the first has the metadata."""
+    reader = gguf.GGUFReader(file)
+    parts = [file.with_name(f"{file.stem}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+    for i, part in enumerate(parts):
+        writer = gguf.GGUFWriter(part, reader.fields["general.architecture"].contents())
+        for name, field in reader.fields.items() if i == 0 else ():
+            if name != "general.architecture" and not name.startswith("GGUF."):
+                kind = field.types[0]
+                item = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(name, field.contents(), kind, item)
+        writer.add_uint16("split.no", i)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[i::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return parts
+
+
+def _write_config(writer: gguf.GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if writer.arch.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, splitter: str) -> None:
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    types = {token["content"]: 3 if token["special"] else 4 for token in raw["added_tokens"]}  # ggml's numbers
+    special = {token["content"]: token["id"] for token in raw["added_tokens"]}
+    vocabulary = raw["model"]["vocab"] | special
+    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(splitter)
+    writer.add_token_list(pieces)
+    writer.add_token_types([types.get(piece, 1) for piece in pieces])
+    writer.add_token_merges([" ".join(merge) for merge in raw["model"]["merges"]])
+    given = json.loads((folder / "tokenizer_config.json").read_text())
+    adders = {"unk": writer.add_unk_token_id, "bos": writer.add_bos_token_id, "eos": writer.add_eos_token_id}
+    for name, add in adders.items():
+        if given.get(f"{name}_token") in special:
+            add(special[given[f"{name}_token"]])
+    for turn in ("<turn>", "<|im_end|>"):
+        if turn in special:
+            writer.add_eot_token_id(special[turn])
+    if (folder / "chat_template.jinja").exists():
+        writer.add_chat_template((folder / "chat_template.jinja").read_text())
+
+
+def _as_llama_cpp(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
+    """It interleaves the halves of Llama's heads that are rotated together, and adds 1 to Gemma's norms."""
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return weight + 1
+    counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = next((count for part, count in counts.items() if part in name), 0)
+    if config.model_type != "llama" or not heads:
+        return weight
+    dim = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, dim, -1).swapaxes(1, 2).reshape(weight.shape).copy()
+
+
+def _blocks(numbers: np.ndarray, kind: Any, drawn: np.random.Generator) -> np.ndarray:
+    """The numbers in this type; where the package gguf cannot write it, random blocks."""
+    if kind.name not in HALVES:
+        return numbers if kind == Kind.F32 else gguf.quantize(numbers, kind)
+    count, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = drawn.integers(0, 256, (numbers.shape[0], numbers.shape[1] // count, size), dtype=np.uint8)
+    for at in HALVES[kind.name]:
+        scales = drawn.uniform(0.0005, 0.001, (*blocks.shape[:2], 1)).astype(np.float16)
+        blocks[:, :, at : at + 2] = scales.view(np.uint8)
+    return blocks.reshape(numbers.shape[0], -1)
