@@ -9,6 +9,7 @@ from typing import Any
 from actors.engine_build import replaced_of
 from services.models import ModelInfo
 from services.models.pin import pinned_info
+from services.models.quantization import check_quantization
 from services.models.replaced import resolve_replaced, with_replaced
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT, RequestPool
@@ -40,9 +41,10 @@ def listen_on_node_address() -> None:
 
 
 def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
-    """The folder of the model, and its description under the pinned revision. Raises ModelError."""
+    """The folder of the model, and its description under the pinned revision. Raises ModelError, SettingsError."""
     replaced = replaced_of(settings)
     folder = resolve_replaced(settings.model, replaced, settings.cache_dir, log.info)
+    check_quantization(settings.quantization, settings.model, folder)
     info = pinned_info(settings.model, folder, settings.cache_dir)
     return folder, with_replaced(info, folder, replaced)
 

@@ -117,12 +117,15 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
 
 
 def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
-    """Those of the model, in one line. Raises ModelError also if files that replace the model's own cannot be used."""
+    """Those of the model, in one line. Raises ModelError also if files that replace the model's own cannot be used,
+    and SettingsError if the checkpoint has another quantization method than the settings."""
     from actors.engine_build import replaced_of
     from services.models.generation import SamplingDefaults
+    from services.models.quantization import check_quantization
     from services.models.replaced import resolve_replaced
 
     folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
+    check_quantization(settings.quantization, model, folder)
     if settings.chat_template:
         from services.text import ChatTemplate
 

@@ -6,9 +6,7 @@ for all sequences and with one for each, because either may be faster. Nothing g
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -16,9 +14,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from load.bench import drivers
+from load.bench.drivers.process import Process
 from load.options import Options
 from load.report import in_turn, machine, spread, table
 from load.trace import Request
@@ -46,37 +45,19 @@ class Measured:
     throughput: float
 
 
-class Driver:
+class Driver(Process):
     """A system in a process of its own, which runs the traces that it is asked for."""
 
-    def __init__(self, *command: str) -> None:
-        self._command = " ".join(command)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
     def __enter__(self) -> Driver:
-        self.about: str = self._answer()
+        super().__enter__()
         self.run([WARM])
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
     def run(self, requests: Sequence[Request]) -> list[list[float]]:
         """The seconds from the beginning of the trace to each token of each request."""
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps([[one.prompt, one.max_new_tokens] for one in requests]) + "\n")
-        self._process.stdin.flush()
-        times: list[list[float]] = self._answer()
+        times: list[list[float]] = self.ask([[one.prompt, one.max_new_tokens] for one in requests])
         assert [len(one) for one in times] == [one.max_new_tokens for one in requests], "tokens are missing"
         return times
-
-    def _answer(self) -> Any:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._command} ended with code {self._process.wait()}")
-        return json.loads(line)
 
 
 def measure(driver: Driver, requests: int) -> Measured:

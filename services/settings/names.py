@@ -20,13 +20,13 @@ VLLM_FLAGS = {
     "--api-server-count": "gateways",
     "-asc": "gateways",
     "--shutdown-timeout": "drain_timeout",
+    "-q": "quantization",
 }
 # flags of `vllm serve` that are refused, with what to do instead
 VLLM_REFUSED = {
     "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
     "--device-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
     "--kv-cache-memory-bytes": "use --kv-blocks, or --kv-memory-fraction, a share of the free memory",
-    "--quantization": "a quantized checkpoint names its method in config.json; to quantize another, use --weights int8",
     "--load-format": "safetensors and GGUF are told apart by the file",
     "--download-dir": "set HF_HOME for files of the hub, --cache-dir for what is converted or compiled",
     "--tokenizer-revision": "it is a part of the tokenizer's name: --tokenizer REPOSITORY@REVISION",

@@ -76,6 +76,14 @@ class Settings(
             "dtype: widened; int8: matrix products in eight bits, CPU only"
         ),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        AfterValidator(str.lower),
+        Field(
+            description="the method of the checkpoint (gptq, awq, fp8, compressed-tensors, mxfp4, gguf), which is "
+            "found without it: another one is refused. Changes nothing; the setting weights says how they are kept"
+        ),
+    ] = ""
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int8_per_token_head"],
         Field(

@@ -50,6 +50,12 @@ def test_every_source_counts(copy: Path, file: str) -> None:
     assert build_of(Settings(), copy) != build
 
 
+def test_another_format_of_keys_and_values_is_another_build() -> None:
+    """No scheduler attaches to an engine whose cache has another format."""
+    short = Settings(kv_cache_dtype="int8_per_token_head")
+    assert build_of(short, ROOT) != build_of(Settings(), ROOT)
+
+
 def test_the_list_has_everything_that_an_engine_imports() -> None:
     graph = grimp.build_graph("services")
     engine = {module for module in graph.modules if module.startswith(("services.engine", "services.models"))}

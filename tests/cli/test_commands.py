@@ -61,6 +61,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("--no-enable-prefix-caching", {"prefix_caching": False}),
         ("--api-server-count 3", {"gateways": 3}),
         ("-asc 3", {"gateways": 3}),
+        ("-q AWQ", {"quantization": "awq"}),
+        ("--quantization gptq_marlin", {"quantization": "gptq_marlin"}),
         ("--shutdown-timeout 5", {"drain_timeout": 5.0}),
         ("--api-key k", {"api_key": (hash_of("k"),)}),
         ("--api-key k l --api-key m", {"api_key": tuple(map(hash_of, "klm"))}),

@@ -1,1 +1,1 @@
-"""Systems in processes of their own, which get traces as lines of JSON; see `load.bench.beside_llama_cpp`."""
+"""Systems in processes of their own, which get lines of JSON; see `process.py`, and the benchmarks that start them."""

@@ -82,7 +82,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Gemma 2 2B": ("gemma2", {}),
-    "Gemma 3 270M": ("gemma3_text", {**_GEMMA3, "hidden_size": 640, "intermediate_size": 2048}),
+    "Gemma 3 270M": (  # whole: fewer layers would stay in a cache
+        "gemma3_text",
+        {
+            **_GEMMA3,
+            "num_hidden_layers": 18,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+            "vocab_size": 262_144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+        },
+    ),
     "Gemma 3 1B": ("gemma3_text", {**_GEMMA3, "hidden_size": 1152, "intermediate_size": 6912}),
 }
 

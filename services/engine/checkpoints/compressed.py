@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.floats import scaled
-from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.checkpoints.floats import NOT_EXECUTED, scaled
+from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
 from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
@@ -37,26 +37,26 @@ def compressed_tensors(config: Config) -> Format:
     others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
     parts = (*(f".weight_{part}" for part in PARTS), *others)
     read = partial(_read, next(iter(blocks), None))
+    return Format({".weight_scale": ".weight"}, parts, read, _method(config, weights), _integers)
+
+
+def _method(config: Config, weights: list[Config]) -> str:
+    """See Format."""
+    kinds = {(each.get("type", "int"), each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
+    kind, bits, group = kinds.pop()
     method = f"compressed-tensors {config['format']}"
-    groups, refused = _integers(weights)
-    return Format(
-        {".weight_scale": ".weight"},
-        parts,
-        read,
-        f"{method}, {describe_integers(*groups)}" if groups else method,
-        groups,
-        refused,
-    )
+    return f"{method}, {describe_integers(bits, group)}" if kind == "int" and not kinds else method
 
 
-def _integers(weights: list[Config]) -> tuple[tuple[int, int] | None, str]:
-    """`groups` and `refused` of Format."""
-    kinds = {(each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
-    if any(each.get("type", "int") != "int" for each in weights):
-        return None, "FP8 is not executed"
-    if any(each.get("actorder") for each in weights):
-        return None, "groups of act-order are not executed"
-    return (kinds.pop(), "") if len(kinds) == 1 else (None, "several kinds of groups are not executed")
+def _integers(parts: Parts) -> Groups:
+    """See `groups` of Format. Integers of fewer than eight bits may be stored in bytes, too."""
+    packed = parts.optional("weight_shape") is not None
+    if not packed and parts.tensor("weight", (0, 1)).dtype != torch.int8:
+        return NOT_EXECUTED
+    inputs = int(parts.tensor("weight_shape")[1]) if packed else parts.shape("weight")[1]
+    bits = parts.shape("weight_packed")[1] * 32 // inputs if packed else 8
+    scale = parts.shape("weight_scale")
+    return groups_of(bits, inputs, scale[1] if len(scale) == 2 else 1, parts.optional("weight_g_idx"))
 
 
 def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:

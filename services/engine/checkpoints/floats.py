@@ -10,6 +10,7 @@ import torch
 from services.engine.checkpoints.format import Config, Format, Parts, field
 from services.errors import ModelError
 
+NOT_EXECUTED = "FP8 is not executed"
 NUMBERS = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale")  # DeepSeek and Qwen name it by its inverse, but it is the factor itself
 HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # MXFP4's numbers without the sign
@@ -23,7 +24,7 @@ def fp8(config: Config) -> Format:
     parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
     read = partial(_read_fp8, tuple(block) if block else None)
     method = f"{config['quant_method']}{f', blocks of {block[0]} x {block[1]}' if block else ''}"
-    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, refused="FP8 is not executed")
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, lambda _: NOT_EXECUTED)
 
 
 def _read_fp8(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
@@ -47,7 +48,7 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | N
 
 
 def mxfp4(config: Config) -> Format:
-    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", refused="MXFP4 is not executed")
+    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", lambda _: "MXFP4 is not executed")
 
 
 def _read_mxfp4(parts: Parts) -> torch.Tensor:

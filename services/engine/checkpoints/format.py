@@ -9,16 +9,23 @@ from typing import Any, Protocol
 import torch
 
 from services.engine.families.quantized import QuantizedWeight, Weight
+from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 
+# bits and inputs of a group of a QuantizedWeight, or why a weight is numbers that no backend executes as it is stored
+Groups = tuple[int, int] | str
 Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
 
 
 class Parts(Protocol):
     """The tensors of one module, by the ends of their names."""
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Raises ModelError if the module has no tensor of this name."""
+    def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
+        """A tensor, or these rows of it. Raises ModelError if the module has no tensor of this name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape, without reading it. Raises ModelError as `tensor` does."""
         ...
 
     def optional(self, name: str) -> torch.Tensor | None: ...
@@ -27,15 +34,14 @@ class Parts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
-    `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: bits and inputs of a group
-    (0: all inputs), if `read` returns QuantizedWeights; else `refused` says why it returns numbers."""
+    `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: what `read` will return,
+    from shapes and order alone; modules of a checkpoint may differ."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
     method: str
-    groups: tuple[int, int] | None = None
-    refused: str = ""
+    groups: Callable[[Parts], Groups]
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:
@@ -59,14 +65,25 @@ def grouped(
     inputs, groups = codes.shape[1], scales.shape[1]
     factors = scales.to(torch.float32).contiguous()
     offsets = -factors * zeros
-    if inputs % groups == 0:
-        group = inputs // groups
-        if order is None or torch.equal(order.long(), torch.arange(inputs) // group):
-            return QuantizedWeight(codes, factors, offsets, bits, group)
-    elif order is None:
+    if group := neighbours(inputs, groups, order):
+        return QuantizedWeight(codes, factors, offsets, bits, group)
+    if order is None:
         raise ModelError(f"{inputs} inputs in {groups} groups, without the group of each, are not served")
     of = order.long()
     return QuantizedWeight(codes, factors[:, of], offsets[:, of], bits, 1).dequantize(torch.bfloat16)
+
+
+def neighbours(inputs: int, groups: int, order: torch.Tensor | None) -> int:
+    """How many inputs a group has; 0 if the groups are of several sizes or their inputs no neighbours."""
+    size, rest = divmod(inputs, groups)
+    same = order is None or torch.equal(order.long(), torch.arange(inputs) // size)
+    return size if not rest and same else 0
+
+
+def groups_of(bits: int, inputs: int, groups: int, order: torch.Tensor | None) -> Groups:
+    """What `grouped` returns for so many groups."""
+    size = neighbours(inputs, groups, order)
+    return (bits, size) if size else "groups of act-order are not executed"
 
 
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from services.engine.checkpoints.format import Format
+from services.engine.checkpoints.format import Format, Groups
 from services.engine.checkpoints.methods import format_of
 from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight
@@ -29,8 +30,11 @@ class _Module:
     stored: Checkpoint
     stem: str
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self.stored.read(self.stem + name)
+    def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
+        return self.stored.read(self.stem + name, rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored.shape(self.stem + name)
 
     def optional(self, name: str) -> torch.Tensor | None:
         return self.tensor(name) if self.stem + name in self.stored else None
@@ -50,15 +54,28 @@ class QuantizedCheckpoint:
                 if name.endswith(mark):
                     stem = name.removesuffix(mark)
                     self._modules[stem + own] = _Module(self._stored, stem + mark[0])
-        groups = format_.groups if as_stored else None
-        self.groups = dict.fromkeys(self._modules, groups) if groups else {}
-        refused = dict.fromkeys(self._modules, format_.refused) if format_.refused else {}
-        self.quantization = Quantization(format_.method, frozenset(self._modules), refused)
+        self._as_stored = as_stored
 
     @property
     def bytes_read(self) -> int:
         """See Tensors."""
         return self._stored.bytes_read
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        found = self._found if self._as_stored else {}
+        return {name: groups for name, groups in found.items() if not isinstance(groups, str)}
+
+    @property
+    def quantization(self) -> Quantization:
+        """See Tensors."""
+        refused = {name: why for name, why in self._found.items() if isinstance(why, str)}
+        return Quantization(self._format.method, frozenset(self._modules), refused)
+
+    @cached_property
+    def _found(self) -> dict[str, Groups]:
+        return {name: self._format.groups(module) for name, module in self._modules.items()}
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +96,7 @@ class QuantizedCheckpoint:
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
         """See Tensors."""
-        if name in self.groups and isinstance(whole := self._whole(name), QuantizedWeight):
+        if self._as_stored and name in self._modules and isinstance(whole := self._whole(name), QuantizedWeight):
             return whole.part(rows, columns)
         return self.read(name, rows, columns)
 

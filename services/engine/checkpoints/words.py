@@ -6,51 +6,68 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Parts, field, grouped, unpack
+from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
 from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
+GPTQ_BITS = (2, 4, 8)
 STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # what is added to the zeros in the file, by `checkpoint_format`
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
 
 
 def gptq(config: Config) -> Format:
     """Raises ModelError for what is not served."""
-    bits = field(config, "bits", (2, 4, 8), None)
+    bits = field(config, "bits", GPTQ_BITS, None)
     kind = field(config, "checkpoint_format", tuple(STORED_ZEROS), "gptq")
     field(config, "pack_dtype", ("int32",), "int32")
     for modules, own in (config.get("dynamic") or {}).items():
-        if (own or {}).get("bits", bits) != bits:
-            raise ModelError(f"gptq with several bits is not served: {bits}, but {own['bits']} for {modules}")
-    group, ordered = max(0, config.get("group_size", 0)), bool(config.get("desc_act"))
+        if (own or {}).get("bits", bits) not in GPTQ_BITS:
+            raise ModelError(f"gptq with bits={own['bits']} for {modules} is not served, only bits 2 or 4 or 8")
+    method = f"gptq, {describe_integers(bits, max(0, config.get('group_size', 0)))}"
+    if config.get("desc_act"):
+        method += ", act-order"
+    if any((config.get("dynamic") or {}).values()):
+        method += ", others by module"
     return Format(
         {".qweight": ".weight"},
         (".qweight", ".qzeros", ".scales", ".g_idx"),
         partial(_read_gptq, bits, STORED_ZEROS[kind]),
-        f"gptq, {describe_integers(bits, group)}{', act-order' * ordered}",
-        None if ordered else (bits, group),
-        "groups of act-order are not executed" * ordered,
+        method,
+        partial(_gptq_groups, bits),
     )
 
 
 def _read_gptq(bits: int, added: int, parts: Parts) -> Weight:
     """Integers are packed along the inputs, zeros along the outputs."""
+    bits = _gptq_bits(bits, parts)
     codes = unpack(parts.tensor("qweight").t(), bits).contiguous()
     zeros = unpack(parts.tensor("qzeros"), bits).t()[: len(codes)].to(torch.float32) + added
     return grouped(codes, parts.tensor("scales").t(), zeros, bits, parts.optional("g_idx"))
 
 
+def _gptq_groups(bits: int, parts: Parts) -> Groups:
+    bits = _gptq_bits(bits, parts)
+    inputs = parts.shape("qweight")[0] * 32 // bits
+    return groups_of(bits, inputs, parts.shape("scales")[0], parts.optional("g_idx"))
+
+
+def _gptq_bits(bits: int, parts: Parts) -> int:
+    """Those of a module: `dynamic` may give it others than the config's."""
+    order = parts.optional("g_idx")
+    return bits if order is None else parts.shape("qweight")[0] * 32 // len(order)
+
+
 def awq(config: Config) -> Format:
     """Raises ModelError for what is not served."""
     bits = field(config, "bits", (4,), 4)
-    version = str(config.get("version", "gemm")).lower()
+    # AutoAWQ's name of the field, and GPTQModel's
+    version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     field({**config, "version": version}, "version", ("gemm", "exllama", "ipex"), "gemm")  # all are stored as gemm
     field(config, "backend", ("autoawq",), "autoawq")
-    group = max(0, config.get("group_size", config.get("q_group_size", 0)))
-    method = f"awq, {describe_integers(bits, group)}"
+    method = f"awq, {describe_integers(bits, max(0, config.get('group_size', config.get('q_group_size', 0))))}"
     parts = (".qweight", ".qzeros", ".scales")
-    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), method, (bits, group))
+    return Format({".qweight": ".weight"}, parts, partial(_read_awq, bits), method, partial(_awq_groups, bits))
 
 
 def _read_awq(bits: int, parts: Parts) -> Weight:
@@ -58,3 +75,7 @@ def _read_awq(bits: int, parts: Parts) -> Weight:
     codes = unpack(parts.tensor("qweight"), bits, AWQ_ORDER).t().contiguous()
     zeros = unpack(parts.tensor("qzeros"), bits, AWQ_ORDER).t().to(torch.float32)
     return grouped(codes, parts.tensor("scales").t(), zeros, bits)
+
+
+def _awq_groups(bits: int, parts: Parts) -> Groups:
+    return groups_of(bits, parts.shape("qweight")[0], parts.shape("scales")[0], None)

@@ -44,15 +44,18 @@ class Experts(Llama):
         if f"{own}.gate.weight" not in self._tensors:
             own = f"{layer}.mlp"
         router = Linear(self._read(f"{own}.gate.weight"))
-        single = all(f"{own}.experts.0.{part}.weight" in self._tensors for part in self.gate_up_down)
-        return ExpertsWeights(router, self._single(f"{own}.experts") if single else self._fused(f"{own}.experts"))
+        name = f"{own}.experts"
+        for parts in (self.gate_up_down, Experts.gate_up_down):
+            if all(f"{name}.0.{part}.weight" in self._tensors for part in parts):
+                return ExpertsWeights(router, self._single(name, parts))
+        return ExpertsWeights(router, self._fused(name))
 
-    def _single(self, name: str) -> Iterator[tuple[Linear, Linear]]:
+    def _single(self, name: str, parts: tuple[str, str, str]) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
         assert spec is not None
         inner = self._shard.of(spec.intermediate)
         for expert in range(spec.count):
-            gate, up, down = (f"{name}.{expert}.{part}" for part in self.gate_up_down)
+            gate, up, down = (f"{name}.{expert}.{part}" for part in parts)
             yield self._stacked([gate, up], [inner, inner]), self._partial(down, inner)
 
     def _fused(self, name: str) -> Iterator[tuple[Linear, Linear]]:
@@ -90,7 +93,7 @@ class Olmoe(Experts):
 
 
 class Mixtral(Experts):
-    """Published checkpoints have names of their own."""
+    """Published checkpoints have names of their own; those that GPTQModel and llm-compressor write may not."""
 
     block = "block_sparse_moe"
     gate_up_down = ("w1", "w3", "w2")

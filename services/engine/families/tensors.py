@@ -30,7 +30,7 @@ class Tensors(Protocol):
 
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Bits, and inputs of a group (0: all), of each weight that is read as it is stored."""
+        """Bits, and inputs of a group, of each weight that is read as it is stored."""
         ...
 
     def __contains__(self, name: str) -> bool: ...
@@ -104,7 +104,11 @@ class Checkpoint:
 
     def rows(self, name: str) -> int:
         """See Tensors."""
-        return int(self._slice(name).get_shape()[0])
+        return self.shape(name)[0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor. Raises ModelError if it is absent."""
+        return tuple(self._slice(name).get_shape())
 
     def _slice(self, name: str) -> Any:
         if name not in self._files:
@@ -171,7 +175,7 @@ class RandomTensors:
         shape = self._shape(name)
         if name in self.groups:
             bits, group = self.groups[name]
-            return quantize(self._draw(name, shape), bits, group or shape[1]).part(rows, columns)
+            return quantize(self._draw(name, shape), bits, group).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
             first, end = rows or (0, shape[0])
             part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])

@@ -49,6 +49,9 @@ VARIANTS = [
     ("gemma3_text", replace(SETTINGS, dtype="bfloat16")),
     ("mistral", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16", weights="int8", kv_cache_dtype="int8_per_token_head")),
+    ("gpt2", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
+    ("gemma2", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
+    ("gemma3_text", replace(SETTINGS, dtype="bfloat16", kv_cache_dtype="int8_per_token_head")),
 ]
 
 

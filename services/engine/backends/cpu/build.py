@@ -32,8 +32,11 @@ _V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 # sets of instructions, the fastest first: the compiler's flags, and the processor's features that they need, as Linux
 # names them
 TARGETS = {
-    "amx": ("-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", f"{_V4} avx512_bf16 amx_tile amx_bf16"),
-    "avx512_bf16": ("-march=x86-64-v4 -mavx512bf16", f"{_V4} avx512_bf16"),
+    "amx": (
+        "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16",
+        f"{_V4} avx512_vnni avx512_bf16 amx_tile amx_bf16",
+    ),
+    "avx512_bf16": ("-march=x86-64-v4 -mavx512vnni -mavx512bf16", f"{_V4} avx512_vnni avx512_bf16"),
     "avx512": ("-march=x86-64-v4", _V4),
     "avx2": ("-march=x86-64-v3", _V3),
 }

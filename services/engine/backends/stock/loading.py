@@ -59,9 +59,11 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         numbers = {name: tensors.read(name) for name in tensors.names}
         where = {"pretrained_model_name_or_path": None, "config": config, "state_dict": numbers}
     try:
-        model = family.from_pretrained(**where, dtype=dtype)
+        model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
+        raise ModelError(f"{folder} lacks {len(missing)} tensors of its model, such as {missing[0]}")
     model.set_attn_implementation(NAME)
     return model.to(device).eval()
 

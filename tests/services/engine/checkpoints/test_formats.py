@@ -14,10 +14,12 @@ from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from written import AWQ, GPTQ, WRITERS, Writer, fp8
 
-from services.engine.checkpoints.methods import config_of, format_of
+from services.engine.checkpoints.methods import format_of
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.config import load_config
+from services.engine.families.quantized import QuantizedWeight
 from services.errors import ModelError
+from services.models.quantization import config_of
 
 OUTPUTS, INPUTS = 72, 160
 
@@ -51,6 +53,18 @@ def test_numbers_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     assert tensors.rows("a.weight") == OUTPUTS
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_groups_are_those_of_the_weights_that_are_read(name: str, tmp_path: Path) -> None:
+    """Those of a module, from shapes and order alone. Only act-order and floats are read as numbers."""
+    one_weight(tmp_path, *WRITERS[name])
+    tensors = open_folder(tmp_path, as_stored=True)
+    weight = tensors.weight("a.weight")
+    stored = isinstance(weight, QuantizedWeight)
+    assert stored == ("fp8" not in name and not name.endswith("act-order"))
+    assert tensors.groups == ({"a.weight": (weight.bits, weight.group)} if isinstance(weight, QuantizedWeight) else {})
+    assert open_folder(tmp_path).groups == {}
+
+
 def test_a_bias_that_is_not_zero_is_kept(tmp_path: Path) -> None:
     one_weight(tmp_path, *WRITERS["gptq"])
     written = WRITERS["gptq"][1](np.random.default_rng(5), OUTPUTS, INPUTS)
@@ -76,8 +90,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "quantized with modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "gptq with bits=3": {**GPTQ, "bits": 3},
     "gptq with checkpoint_format=marlin": {**GPTQ, "checkpoint_format": "marlin"},
-    "gptq with several bits": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 8}}},
+    "gptq with bits=3 for": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 3}}},
     "awq with version=gemv": {**AWQ, "version": "GEMV"},
+    "awq with version=gemv_fast": {**AWQ, "version": None, "checkpoint_format": "gemv_fast"},
     "awq with backend=llm-awq": {**AWQ, "backend": "llm-awq"},
     "fp8 with fmt=e5m2": {"quant_method": "fp8", "fmt": "e5m2"},
     "format=nvfp4-pack-quantized": {**COMPRESSED, "format": "nvfp4-pack-quantized"},

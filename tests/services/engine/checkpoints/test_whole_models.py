@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from family_check import STOCK, check_family
 from folders import quantize_folder
-from written import WRITERS
+from tiny_models import make_tiny_model
+from written import GPTQ, WRITERS, gptq
 
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
+from services.errors import ModelError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,48 @@ def test_modules_that_were_not_converted(tiny_model: Callable[[str], Path], tmp_
     """Of products that the engine fuses, one is quantized and one is not."""
     quantized, numbers = quantize_folder(tiny_model("qwen3"), tmp_path, *WRITERS["gptq"], kept="k_proj")
     check_family(quantized, replace(STOCK, fast_path=True), reference=numbers)
+
+
+def test_modules_of_several_bits(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """As GPTQModel writes them: `dynamic` names the modules, and by default a quantized vocabulary has 8 bits."""
+    others = {"down_proj": gptq(bits=8), "k_proj": gptq(bits=2), "lm_head": gptq(bits=8)}
+    config = {**GPTQ, "dynamic": {"+:.*down_proj.*": {"bits": 8}, "-:.*o_proj.*": {}, "lm_head": {"bits": 8}}}
+    quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path, config, gptq(), "o_proj", others)
+    engine = check_family(quantized, replace(STOCK, fast_path=True), reference=numbers)
+    assert isinstance(engine.decoder, CpuDecoder)
+    layer = engine.decoder._packed.layers[0]
+    assert layer.output.groups is None
+    assert layer.down.groups is not None
+
+
+NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's, and those of other families
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "renamed", "fast_path"),
+    [
+        ("qwen3_moe", "gptq", {}, True),
+        ("qwen3_moe", "fp8, by output", {}, True),
+        ("qwen3_moe", "awq", {}, False),
+        ("mixtral", "awq", {}, True),
+        ("mixtral", "gptq", {}, False),
+        ("mixtral", "gptq", {"block_sparse_moe": "mlp", **NAMES}, True),  # GPTQModel
+        ("mixtral", "compressed, fp8", NAMES, True),  # llm-compressor
+    ],
+)
+def test_experts(family: str, name: str, renamed: dict[str, str], fast_path: bool, tmp_path: Path) -> None:
+    """Each expert's modules are quantized on their own, under the names of each tool."""
+    plain = make_tiny_model(tmp_path / "plain", family, with_tokenizer=False, **SIZES[family])
+    quantized, numbers = quantize_folder(plain, tmp_path, *WRITERS[name], renamed=renamed)
+    check_family(quantized, replace(STOCK, fast_path=fast_path), reference=numbers)
+
+
+def test_experts_under_names_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
+    """On the stock backend. transformers would give them random weights."""
+    plain = make_tiny_model(tmp_path / "plain", "mixtral", with_tokenizer=False)
+    quantized, _ = quantize_folder(plain, tmp_path, *WRITERS["gptq"], renamed={"block_sparse_moe": "mlp", **NAMES})
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors of its model, such as .*experts"):
+        Engine.load(quantized, STOCK)
+
+
+SIZES: dict[str, dict[str, int]] = {"qwen3_moe": {"moe_intermediate_size": 64}, "mixtral": {}}  # divided by groups

@@ -87,16 +87,18 @@ def packed(bits: int = 4, zeroed: bool = False, group: int = GROUP, act_order: b
     return write
 
 
-def int8(zeroed: bool = False) -> Writer:
+def in_bytes(bits: int = 8, zeroed: bool = False, group: int = 0) -> Writer:
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
-        codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
-        scales = _scales(rng, (outputs, 1), 8)
+        most = 1 << bits - 1
+        codes = rng.integers(-most, most, (outputs, inputs)).astype(np.int8)
+        scales = _scales(rng, (outputs, inputs // (group or inputs)), bits)
         zeros = rng.integers(-20, 20, (outputs, 1)).astype(np.int8)
         tensors = {"weight": codes, "weight_scale": scales}
         if zeroed:
             tensors["weight_zero_point"] = zeros
         shift = zeros if zeroed else np.zeros_like(zeros)
-        return _written(tensors, scales.astype(np.float64) * (codes.astype(np.float64) - shift))
+        factors = np.repeat(scales, group or inputs, 1).astype(np.float64)
+        return _written(tensors, factors * (codes.astype(np.float64) - shift))
 
     return write
 
@@ -157,9 +159,11 @@ WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
     "compressed, 4 bits by output": (_compressed("pack-quantized"), packed(group=0)),
     "compressed, 4 bits and zeros": (_compressed("pack-quantized", symmetric=False), packed(zeroed=True)),
     "compressed, act-order": (_compressed("pack-quantized", actorder="group"), packed(act_order=True)),
+    "compressed, act-order before packing": (_compressed("pack-quantized", actorder="static"), packed()),
     "compressed, 8 bits packed": (_compressed("pack-quantized", num_bits=8), packed(bits=8)),
-    "compressed, int8": (_compressed("int-quantized", num_bits=8), int8()),
-    "compressed, int8 and zeros": (_compressed("int-quantized", num_bits=8, symmetric=False), int8(zeroed=True)),
+    "compressed, int8": (_compressed("int-quantized", num_bits=8), in_bytes()),
+    "compressed, int8 and zeros": (_compressed("int-quantized", num_bits=8, symmetric=False), in_bytes(zeroed=True)),
+    "compressed, 4 bits in bytes": (_compressed("int-quantized", group_size=GROUP), in_bytes(4, group=GROUP)),
     "compressed, fp8": (
         _compressed("float-quantized", **FLOAT8),
         fp8("weight_scale", lambda outputs, _: (outputs, 1)),

@@ -144,6 +144,16 @@ def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+def test_keys_and_values_in_eight_bits_do_not_depend_on_the_layout(tiny_model: Callable[[str], Path]) -> None:
+    """A scale is that of one head, which is on one rank. In arrival order, then in random order, batches and chunks."""
+    folder, short = tiny_model("llama"), replace(settings(2, 2), kv_cache_dtype="int8_per_token_head")
+    alone = Driver(Engine.load(folder, replace(short, tp=1, pp=1))).run(make_jobs(random.Random(7)))
+    with RankProcesses(folder, short) as ranks:
+        for rng in (None, random.Random(1)):
+            jobs = Driver(ranks, rng).run(make_jobs(random.Random(7)))
+            assert [job.output for job in jobs] == [job.output for job in alone]
+
+
 def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
     """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request, on any rank."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)

@@ -71,15 +71,19 @@ private:
 #if defined(HAS_UNITS)
 
 // bfloat16, each row filled up with zeros to whole steps.
+//
+// A product reads the same depth of all rows of a block. If these were a multiple of 4096 bytes apart, which is so for
+// many models, they would share one set of the first-level cache, which cannot hold so many. So such rows are a cache
+// line further apart.
 class Bfloat16Input {
 public:
     static constexpr Heights SLICES{BLOCK, 4, 6};
 
     Bfloat16Input(float* memory, int depth, const Tiles& tiles)
-        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(apart(depth)), rows_(tiles.count) {}
     Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles) : Bfloat16Input(memory.data(), depth, tiles) {}
 
-    static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
+    static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * apart(depth) / 2; }
 
     void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
 #pragma GCC unroll 4
@@ -103,7 +107,8 @@ public:
     template <class Crew, class Finish, class Expect>
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
-        const size_t size = size_t(stride_) * WIDTH;  // of a panel
+        const int depth = whole_steps(depth_);
+        const size_t size = size_t(depth) * WIDTH;  // of a panel
         const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
@@ -114,18 +119,24 @@ public:
                 }
 #endif
                 const Dotted* weights =
-                    grouped ? widened(matrix, panel, stride_) : static_cast<const Dotted*>(matrix.panels) + panel * size;
+                    grouped ? widened(matrix, panel, depth) : static_cast<const Dotted*>(matrix.panels) + panel * size;
                 Prefetch ahead(weights + (grouped ? 0 : last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
-                                   stride_, ahead, [&](int r, auto& sums) { finish(panel, row + r, sums); });
+                                   depth, ahead, [&](int r, auto& sums) { finish(panel, row + r, sums); });
                 }
             }
         });
     }
 
 private:
+    // How far apart rows are.
+    static int apart(int depth) {
+        constexpr int FEW_SETS = 1024 / sizeof(bfloat16);  // rows that are multiples of it apart use four sets at most
+        return whole_steps(depth) + (whole_steps(depth) % FEW_SETS ? 0 : DEPTHS);
+    }
+
     // A single block prefetches what it reads so many steps later, also past the end of its panel. Each of several
     // prefetches its share of the next panel.
     static constexpr int STEPS_AHEAD = 4;
@@ -149,7 +160,7 @@ private:
     void put(int row, int at, Vector v, int n) const {
         bfloat16* to = to_ + size_t(row) * stride_;
         store_some(to + at, v, n);
-        if (at + n == depth_) std::fill(to + depth_, to + stride_, bfloat16{0});
+        if (at + n == depth_) std::fill(to + depth_, to + whole_steps(depth_), bfloat16{0});
     }
 
     bfloat16* to_;

@@ -173,7 +173,10 @@ inline void with_attention(const LayerCache<Number>& cache, const Work& work) {
     if constexpr (std::is_same_v<Number, bfloat16>)
         if (by_tiles(cache.heads, BFLOAT16_CACHE)) return work(TileAttention(cache));
 #endif
-    work(Attention<Number>(cache));
+    if constexpr (std::is_same_v<Number, int8_t>)
+        work(CodeAttention(cache));
+    else
+        work(Attention<Number>(cache));
 }
 
 // The most rows of a span: tokens times the heads that share a key head. Three tiles of either kind.

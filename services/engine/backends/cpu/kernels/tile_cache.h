@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "code_attention.h"
 #include "dots.h"
 
 #if defined(__AMX_BF16__)
@@ -152,6 +153,9 @@ inline void write_position(const LayerCache<Number>& cache, int request, int hea
     if constexpr (std::is_same_v<Number, bfloat16>)
         if (by_tiles(cache.heads, BFLOAT16_CACHE) && in_pairs(cache.heads)) return write_pairs(cache, at, offset, key, value);
 #endif
-    write_plain(cache, at, offset, key, value);
+    if constexpr (std::is_same_v<Number, int8_t>)
+        write_codes(cache, at, offset, key, value);
+    else
+        write_plain(cache, at, offset, key, value);
 }
 

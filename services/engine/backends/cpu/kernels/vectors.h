@@ -22,6 +22,7 @@ constexpr int WIDTH = 2 * LANES;  // columns of a panel
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Naturals __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from load.bench.engine.perplexity import perplexity, text_ids
+from services.engine.backends.cpu.build import kernels
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices, loading
@@ -27,16 +28,19 @@ SCALE = 4  # bytes
 PROMPT = list(range(3, 60))
 
 
-@pytest.mark.parametrize("block_size", [16, 5])
-def test_each_number_is_within_half_a_step(block_size: int, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(("head_dim", "block_size"), [(16, 16), (16, 5), (32, 16), (64, 48)])
+def test_each_number_is_within_half_a_step(head_dim: int, block_size: int, tmp_path: Path) -> None:
     """Compared with a float32 cache in the first layer, whose keys and values depend on no cache."""
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False, head_dim=head_dim)
     caches = []
     for settings in (SETTINGS, INT8):
-        engine = Engine.load(tiny_model("llama"), dataclasses.replace(settings, block_size=block_size))
+        engine = Engine.load(folder, dataclasses.replace(settings, block_size=block_size))
         Driver(engine).run([Job("a/0", PROMPT, SamplingParams(1, temperature=0.0))])
         caches.append(engine._cache)
     exact, short = caches
     blocks, heads, dim, size = exact.keys[0].shape
+    width = kernels(SETTINGS.cache_dir).orca_width()
+    in_pairs = size % (width // 2) == 0 and dim % width == 0
     kinds = [
         (exact.keys[0], short.keys[0], (dim, size), -2),
         (exact.values[0], short.values[0], (size, dim), -1),
@@ -45,7 +49,10 @@ def test_each_number_is_within_half_a_step(block_size: int, tiny_model: Callable
         parts = flat.flatten(2)
         scales = parts[..., dim * size :].contiguous().view(torch.float32)
         assert scales.shape == (blocks, heads, size)
-        numbers = parts[..., : dim * size].unflatten(-1, shape) * scales.unsqueeze(along)
+        codes = parts[..., : dim * size]
+        if in_pairs:  # of rows
+            codes = codes.unflatten(-1, (shape[0] // 2, shape[1], 2)).transpose(-1, -2).flatten(-3)
+        numbers = codes.unflatten(-1, shape) * scales.unsqueeze(along)
         steps = stored.abs().amax(along) / 127
         assert torch.allclose(scales, steps, rtol=1e-6)
         assert ((numbers - stored).abs() <= 0.5001 * steps.unsqueeze(along)).all()
