@@ -1,4 +1,5 @@
-"""`python -m load.bench.kernels_in_turn OLD NEW`: the kernels of several folders, one iteration each in turn.
+"""`python -m load.bench.kernels_in_turn OLD NEW`: the kernels of several folders, or forms of weights, one iteration
+each in turn.
 
 The speed of a shared machine changes from minute to minute by more than most changes of a kernel do. Iterations that
 follow each other in one process differ by less.
@@ -13,6 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 
@@ -31,11 +33,14 @@ from services.engine.startup.devices import choose_cache_dtype
 from services.files import user_cache
 
 CPU = torch.device("cpu")
+WEIGHTS = get_args(get_type_hints(Options)["weights"])
 STEPS = 24  # iterations of each kind, after one that is not counted
 Kind = tuple[int, int, int, int]
 KINDS: dict[str, Kind] = {  # number and context of the increments, number and length of the prompts
     "increment, batch 1": (1, 512, 0, 0),
     "increment, batch 4": (4, 512, 0, 0),
+    "increment, batch 8": (8, 512, 0, 0),
+    "increment, batch 16": (16, 512, 0, 0),
     "increment, batch 32": (32, 512, 0, 0),
     "initiation, 1 x 512 tokens": (0, 0, 1, 512),
     "30 increments and 2 x 256 tokens": (30, 512, 2, 256),
@@ -47,7 +52,8 @@ LONG: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An engine with the kernels of one folder and a format of keys and values, and with its own cache."""
+    """An engine with the kernels of one folder, a form of weights and a format of keys and values, and with its own
+    cache."""
 
     name: str
     engine: Engine
@@ -60,15 +66,24 @@ def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS | LONG), help="only this kind; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
-    about = "compare formats of keys and values; may be repeated"
-    parser.add_argument("--kv-cache-dtype", action="append", choices=KV_CACHE_DTYPES, help=about)
+    for name, known in (("--weights", WEIGHTS), ("--kv-cache-dtype", KV_CACHE_DTYPES)):
+        parser.add_argument(name, action="append", choices=known, help="may be repeated to compare several")
     given = parser.parse_args(arguments)
-    options = Options(given.model, "cpu", given.dtype, user_cache(), given.weights)
     kinds = [(KINDS | LONG)[kind] for kind in given.kind or KINDS]
-    variants = list(_variants(options, given.folder, given.kv_cache_dtype or ["auto"], kinds))
+    forms, formats = given.weights or ["auto"], given.kv_cache_dtype or ["auto"]
+    variants = [
+        one
+        for form in forms
+        for one in _variants(
+            Options(given.model, "cpu", given.dtype, user_cache(), form),
+            given.folder,
+            formats,
+            kinds,
+            form if len(forms) > 1 else "",
+        )
+    ]
     numerics = variants[0].engine.figures.numerics
-    print(f"{machine()}; {numerics}, weights {given.weights}; {steps} iterations each, in turn", flush=True)
+    print(f"{machine()}; {numerics}, weights {', '.join(forms)}; {steps} iterations each, in turn", flush=True)
     for name, kind in zip(given.kind or KINDS, kinds, strict=True):
         print(f"\n{name}, ms:\n\n{run(variants, *kind, steps)}", flush=True)
 
@@ -90,8 +105,9 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
 
 
 def _variants(
-    options: Options, folders: Sequence[Path], formats: Sequence[KVCacheDtype], kinds: Sequence[Kind]
+    options: Options, folders: Sequence[Path], formats: Sequence[KVCacheDtype], kinds: Sequence[Kind], form: str
 ) -> Iterator[Variant]:
+    """The variants with one form of weights, which their names end with."""
     folder, settings = model_folder(options), engine_settings(options)
     own = Engine.load(folder, settings)
     figures, spec = own.figures, loading.fast_path_spec(folder, settings)
@@ -113,7 +129,8 @@ def _variants(
             cache = KVCache(decoder.layers, blocks, figures.block_size, dtype, CPU, allocate=_huge_pages)
             decoder.bind(cache)
             engine = Engine(decoder, cache, figures, own.sampler, DeadlyToken())
-            yield Variant(f"{source} {kept}" if len(formats) > 1 else str(source), engine, decoder)
+            name = " ".join([str(source), *([kept] if len(formats) > 1 else []), *([form] if form else [])])
+            yield Variant(name, engine, decoder)
 
 
 def _huge_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

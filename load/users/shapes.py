@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from locust import LoadTestShape
+from locust.runners import STATE_INIT
 
 from load.users.options import is_open, profile
 from load.users.profile import Kind
@@ -21,6 +22,11 @@ class LoadShape(LoadTestShape):
     use_common_options = True
     kind: ClassVar[Kind]
     runner: Any
+
+    def get_run_time(self) -> float:
+        """Seconds since the test began. Locust's own clock of a shape begins earlier, so the last requests of a stage
+        would not be sent if the machine is busy."""
+        return 0.0 if self.runner.state == STATE_INIT else float(self.runner.environment.load_test.now())
 
     def tick(self) -> tuple[int, float] | None:
         options = self.runner.environment.parsed_options

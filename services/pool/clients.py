@@ -62,7 +62,7 @@ class NodeConnection(redis.Connection):
         if not self.is_connected:
             self.host, self.port = self._nodes.current
         try:
-            await super().connect()  # type: ignore[no-untyped-call]
+            await super().connect()  # type: ignore[no-untyped-call]  # redis-py gives it no types
         except (exceptions.RedisError, OSError):
             self._nodes.failed((self.host, self.port))
             raise

@@ -6,6 +6,7 @@ import itertools
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from load.users.profile import arrivals, profile_of
 from tests.load.locust_run import run_locust
 from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
@@ -207,3 +209,15 @@ def test_the_knee_ends_the_test(server: SseServer, tmp_path: Path) -> None:
     run = run_locust(server.url, tmp_path, *options, requests=0)
     assert "no knee: 0% of the requests at 10 requests/s met the targets" in run.output
     assert run.exit_code == 0
+
+
+def test_a_shape_lasts_from_the_beginning_of_the_test(server: SseServer, tmp_path: Path) -> None:
+    """Locust starts its clock of the shape before the test; the requests of all stages but the last are sent whole."""
+    server.reply = lambda asked: Reply(whole(asked.body))
+    samples = tmp_path / "samples.jsonl"
+    files = "tests/load/locust_late_start.py,load/locustfile.py,tests/load/locust_record.py"
+    options = ["--shape", "step", "--stages", "2", "--request-rate", "20", "--run-time", "2s", "--seed", "3"]
+    run_locust(server.url, tmp_path, "-f", files, *options, "--samples", str(samples), requests=0, users=20)
+    sent = Counter(json.loads(line)["stage"] for line in samples.read_text().splitlines())
+    profile = profile_of("step", 20.0, 2, 2)
+    assert sent[0] == sum(profile.locate(at)[0] == 0 for at in arrivals(profile, 1.0, 3))

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import llama_cpp  # type: ignore[import-not-found, unused-ignore]
+import llama_cpp  # type: ignore[import-not-found, unused-ignore]  # only in the environment of this driver
 
 N_BATCH = 512  # tokens of a step
 N_SEQ_MAX = 32

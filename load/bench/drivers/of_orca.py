@@ -21,7 +21,7 @@ MAX_BATCH_SIZE = 32
 
 def main() -> None:
     model, weights = sys.argv[1:]
-    engine = load_engine(Options(model=model, device="cpu", weights=weights))  # type: ignore[arg-type]
+    engine = load_engine(Options(model=model, device="cpu", weights=weights))  # type: ignore[arg-type]  # a word that the parent checked
     say(f"{engine.figures.numerics}, max batch size {MAX_BATCH_SIZE}, otherwise default settings")
     for line in sys.stdin:
         say(run(engine, json.loads(line)))

@@ -70,10 +70,11 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
     if (memory.size() < size) memory.resize(size);
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
     with_codes(matrix.groups, [&]<int BITS, bool CENTRED>() {
-        each_pair<BITS, CENTRED>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
-                                 [&](int k, const __m512bh(&columns)[2]) __attribute__((always_inline)) {
-                                     std::memcpy(static_cast<void*>(to + k * WIDTH), &columns, sizeof columns);
-                                 });
+        each_pair<BITS, CENTRED, false>(
+            matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+            [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
+                std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
+            });
     });
     std::fill(to + size_t(matrix.inputs) * WIDTH, to + size_t(depth) * WIDTH, Dotted{});
     return to;
@@ -84,22 +85,59 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
 #if defined(HAS_UNITS) && !defined(__AMX_BF16__)
 #define WIDENS_IN_REGISTERS
 
-constexpr int FEW_PAIRS = 4;  // rows for which a panel need not be stored: their sums and the scales fit the registers
+constexpr int FEW_PAIRS = 12;  // rows for which a panel need not be stored: their sums fit the registers
+constexpr int WITH_FACTORS = 11;  // rows whose sums fit beside scales and offsets
+
+// Pairs of numbers of R rows, depth after depth. Four rows share an address, because an address for each would leave no
+// registers for others.
+template <int R>
+class RowPairs {
+public:
+    explicit RowPairs(const Bfloat16Rows& rows) : step_(rows.stride * sizeof(bfloat16)), three_(3 * step_) {
+        for (int i = 0; i < ADDRESSES; ++i) first_[i] = reinterpret_cast<const char*>(rows.first) + 4 * i * step_;
+    }
+
+    // Calls use(row, pair) for each row.
+    template <class Use>
+    __attribute__((always_inline)) void each(const Use& use) {
+        asm("" : "+r"(step_), "+r"(three_));        // or the compiler computes all addresses before the loop
+        if (R > LOADED) asm volatile("" ::: "memory");  // or it keeps the pairs for the other half of a panel
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, first_[r / 4] + (r % 4 == 3 ? three_ : r % 4 * step_), sizeof pair);
+            use(r, same_bits<__m512bh>(_mm512_set1_epi32(pair)));
+        }
+    }
+
+    __attribute__((always_inline)) void next() {
+#pragma GCC unroll 4
+        for (const char*& first : first_) first += 2 * sizeof(bfloat16);
+    }
+
+private:
+    static constexpr int LOADED = 4;  // rows whose pairs stay in registers
+    static constexpr int ADDRESSES = (R + 3) / 4;
+    const char* first_[ADDRESSES];
+    size_t step_, three_;  // bytes
+};
 
 // sums[R][2] of R rows by a panel, in the order of sum_pairs.
+//
+// Not inlined, see sum_products.
 template <int R, int BITS, bool CENTRED>
 __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Rows& rows, const Matrix& matrix, int panel) {
     __m512 own[R][2] = {};
-    each_pair<BITS, CENTRED>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
-                             [&](int k, const __m512bh(&columns)[2]) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-                                 for (int r = 0; r < R; ++r) {
-                                     const int32_t pair = load_pair(rows.first + r * rows.stride + k);
-                                     const __m512bh x = same_bits<__m512bh>(_mm512_set1_epi32(pair));
-                                     own[r][0] = _mm512_dpbf16_ps(own[r][0], x, columns[0]);
-                                     own[r][1] = _mm512_dpbf16_ps(own[r][1], x, columns[1]);
-                                 }
-                             });
+    RowPairs<R> pairs(rows);
+    each_pair<BITS, CENTRED, (R > WITH_FACTORS)>(
+        matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+        [&](int, int half, __m512bh columns) __attribute__((always_inline)) {
+            pairs.each([&](int r, __m512bh x) __attribute__((always_inline)) {
+                own[r][half] = _mm512_dpbf16_ps(own[r][half], x, columns);
+            });
+            if (half) pairs.next();
+        });
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) sums[r][half] = Vector(own[r][half]);
 }

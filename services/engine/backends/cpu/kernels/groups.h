@@ -110,12 +110,12 @@ inline Vector rounded_to_bfloat16(Vector v) {
 #endif
 }
 
-constexpr int BYTES_AHEAD = 4096;  // how far before its use a panel is prefetched, also past its end
+constexpr int BYTES_AHEAD = 2048;  // how far before its use a panel is prefetched, also past its end
 
+// Prefetches the share of one slot in a block of BYTES. All lines of a block at once would make the processor wait.
 template <int BYTES>
-inline void prefetch_ahead(const uint8_t* from) {
-#pragma GCC unroll 16
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(from + BYTES_AHEAD + i);
+inline void prefetch_ahead(const uint8_t* block, int slot) {
+    if (slot * BYTES % (64 * SLOTS) == 0) __builtin_prefetch(block + BYTES_AHEAD + slot * BYTES / SLOTS);
 }
 
 // Writes the weights of `count` groups as floats [depth][WIDTH].
@@ -130,14 +130,15 @@ inline void widen_groups(const Groups& groups, const uint8_t* from, int count, f
         }
         from += groups.header();
         for (int k = 0; k < groups.size; k += SLOTS, from += BLOCK_BYTES) {
-            prefetch_ahead<BLOCK_BYTES>(from);
 #pragma GCC unroll 8
-            for (int slot = 0; slot < SLOTS; ++slot)
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                prefetch_ahead<BLOCK_BYTES>(from, slot);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half, to += LANES) {
                     const Vector scaled = scales[half] * codes<BITS, CENTRED, 2>(from, half, slot);
                     store(to, rounded_to_bfloat16(CENTRED ? scaled : scaled + offsets[half]));
                 }
+            }
         }
     }
 }
@@ -153,9 +154,9 @@ inline Vector doubled(Vector v, int first, std::integer_sequence<int, I...>) {
 // Numbers [first, first + 8) of v, each of them twice.
 inline Vector doubled(Vector v, int first) { return doubled(v, first, std::make_integer_sequence<int, LANES>()); }
 
-// Calls use(depth, columns) for each pair of depths from `first` on in `count` groups; `columns` are the pairs of a
-// panel's halves, rounded to bfloat16.
-template <int BITS, bool CENTRED, class Use>
+// Calls use(depth, half, columns) for each pair of depths in `count` groups and each half of a panel; `columns` are the
+// pairs of that half, rounded to bfloat16. SPARING: scales and offsets stay in memory.
+template <int BITS, bool CENTRED, bool SPARING, class Use>
 __attribute__((always_inline)) inline void each_pair(const Groups& groups, const uint8_t* from, int count, const Use& use) {
     constexpr int BLOCK_BYTES = WIDTH * STEP * BITS / 8;
     int k = 0;
@@ -168,18 +169,21 @@ __attribute__((always_inline)) inline void each_pair(const Groups& groups, const
         }
         from += groups.header();
         for (const int end = k + groups.size; k < end; from += BLOCK_BYTES) {
-            prefetch_ahead<BLOCK_BYTES>(from);
 #pragma GCC unroll 8
             for (int slot = 0; slot < SLOTS; ++slot, k += 2) {
-                __m512 weights[4];
-#pragma GCC unroll 4
-                for (int v = 0; v < 4; ++v) {
-                    const Vector scaled = scales[v] * codes<BITS, CENTRED, 4>(from, v, slot);
-                    weights[v] = __m512(CENTRED ? scaled : scaled + offsets[v]);
+                prefetch_ahead<BLOCK_BYTES>(from, slot);
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) {
+                    if (SPARING) asm volatile("" ::"r"(scales), "r"(offsets) : "memory");  // they may have changed
+                    Vector weights[2];
+#pragma GCC unroll 2
+                    for (int i = 0; i < 2; ++i) {
+                        const int v = 2 * half + i;
+                        const Vector scaled = scales[v] * codes<BITS, CENTRED, 4>(from, v, slot);
+                        weights[i] = CENTRED ? scaled : scaled + offsets[v];
+                    }
+                    use(k, half, _mm512_cvtne2ps_pbh(__m512(weights[1]), __m512(weights[0])));
                 }
-                const __m512bh columns[2] = {_mm512_cvtne2ps_pbh(weights[1], weights[0]),
-                                             _mm512_cvtne2ps_pbh(weights[3], weights[2])};
-                use(k, columns);
             }
         }
     }

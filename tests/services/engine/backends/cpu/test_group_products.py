@@ -14,7 +14,7 @@ from services.engine.families.quantized import QuantizedWeight
 from services.engine.families.weights import Linear
 from services.files import user_cache
 
-ROWS = (1, 2, 4, 5, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
+ROWS = (1, 2, 4, 5, 8, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 96), (33, 32), (7, 160), (40, 512))  # outputs, inputs
 FORMATS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
     "Q4_0": (4, 32, True, True),
