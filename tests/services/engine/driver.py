@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,3 +103,19 @@ class Driver:
                 job.logprobs.append(result.logprobs[job.id])
         if job.done:
             self.release(job)
+
+
+def outcome_in_any_batch(
+    engine: Any, vocabulary: int, lengths: Sequence[int]
+) -> list[tuple[list[int], list[Logprobs]]]:
+    """Tokens and log probabilities of greedy requests with random prompts of these lengths, which have the same bits
+    alone and together."""
+
+    def jobs() -> list[Job]:
+        drawn, params = random.Random(3), SamplingParams(max_new_tokens=8, logprobs=5)
+        return [Job(f"r{i}/0", [drawn.randrange(vocabulary) for _ in range(n)], params) for i, n in enumerate(lengths)]
+
+    together = Driver(engine).run(jobs())
+    alone = [Driver(engine).run([job])[0] for job in jobs()]
+    assert [job.logprobs for job in alone] == [job.logprobs for job in together]
+    return [(job.output, job.logprobs) for job in alone]
