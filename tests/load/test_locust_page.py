@@ -23,7 +23,7 @@ from tests.load.test_locustfile import CHATS, whole
 from tests.services.client.sse_server import Reply, SseServer
 
 REPORT = "requests in "  # begins the report at the end of a test
-RATE, SECONDS, STAGES = 40.0, 2, 2
+RATE, SECONDS, STAGES = 30.0, 3, 2
 SHAPES: dict[Kind, str] = {"ramp": "RampShape", "step": "StepShape", "spike": "SpikeShape"}
 
 
@@ -75,6 +75,7 @@ def page(server: SseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--class-picker", "--host", server.url]
     command += ["--web-host", "127.0.0.1", "--web-port", str(port)]
+    command += ["--stop-timeout", "20"]  # a request that is under way at the end would have no sample
     log = tmp_path_factory.mktemp("locust") / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
