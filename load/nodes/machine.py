@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from load.nodes.network import PREFIX, Network
 from load.server import ROOT
 
 TIMEOUT = 30.0  # seconds
+UP = "machine.up"  # a file in the machine's /tmp: its network and mounts are there
 NAMESPACES = ("--net", "--pid", "--mount")
 # `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout; `$4` its place in that folder or empty.
 # What follows is the command. A command that ends is run again, after what it left has been killed, as a container that
@@ -26,7 +27,7 @@ ip link set lo up
 until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
 ip address add "$1/{PREFIX}" dev eth0 && ip link set eth0 up || exit 1
 [ -z "$4" ] || {{ mkdir -p "$4" && mount --bind "$3" "$4"; }} || exit 1
-mount -t tmpfs tmpfs /dev/shm && mount --rbind "$2" /tmp || exit 1
+mount -t tmpfs tmpfs /dev/shm && mount --rbind "$2" /tmp && : >/tmp/{UP} || exit 1
 shift 4
 while :; do
   "$@"
@@ -48,7 +49,7 @@ class Machine:
         self._first = 0  # id of the machine's first process
 
     def start(self, *command: str) -> None:
-        """Run the command there, again whenever it ends."""
+        """Run the command there, again whenever it ends. Returns when the machine has its network."""
         self.folder.mkdir(parents=True)
         unshare = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh", "-c", INIT, "sh"]
         with (self.folder / "machine.log").open("wb") as log:
@@ -61,6 +62,7 @@ class Machine:
             )
         self._first = _child_of(self._process.pid)
         self._network.connect(self.name, self._first)
+        _until((self.folder / UP).exists, f"the machine {self.name} has no network")
 
     def _place_of_checkout(self) -> str:
         """Where in its folder the machine needs the checkout: if it lies in /tmp, the machine's own /tmp hides it."""
@@ -94,10 +96,15 @@ class Machine:
 
 def _child_of(pid: int) -> int:
     """The child of `unshare`, which has the new namespaces."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    _until(lambda: bool(children.read_text().split()), f"unshare (process {pid}) has started nothing")
+    return int(children.read_text().split()[0])
+
+
+def _until(condition: Callable[[], bool], otherwise: str) -> None:
+    """Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if children:
-            return int(children[0])
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{otherwise} after {TIMEOUT:g} s")
         time.sleep(0.01)
-    raise TimeoutError(f"unshare (process {pid}) has started nothing")
