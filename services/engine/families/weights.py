@@ -121,6 +121,11 @@ class DecoderWeights(ABC):
         """The embedding of tokens."""
         return self._table(self.embedding_name)
 
+    @property
+    def first_token(self) -> int:
+        """The first row of `embedding`, without reading it."""
+        return self._shard.of(self._tensors.rows(self.embedding_name))[0]
+
     def positions(self) -> Table:
         """The embedding of positions."""
         return self._table(self.positions_name)

@@ -10,7 +10,6 @@ import torch
 
 from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
@@ -71,6 +70,18 @@ class PackedMatrix:
         """Points at the tensors of this, which must outlive it."""
         tensors = (address(tensor) for tensor in (self.panels, self.scales, self.bias))
         return Matrix(*tensors, self.inputs, self.outputs, self.kind, self.groups.struct() if self.groups else Groups())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTable:
+    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product in groups that has them as its
+    outputs."""
+
+    rows: torch.Tensor | PackedMatrix
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.rows) if isinstance(self.rows, torch.Tensor) else self.rows.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +163,8 @@ class PackedModel:
     layers: list[PackedLayer]
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
-    embedding: Table | None  # on the first stage
-    positions: Table | None  # on the first stage, of a model that learns them
+    embedding: PackedTable | None  # on the first stage
+    positions: PackedTable | None  # on the first stage, of a model that learns them
     bytes_read: int  # of the checkpoint
     as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
 

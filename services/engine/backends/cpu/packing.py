@@ -19,6 +19,7 @@ from services.engine.backends.cpu.packed import (
     PackedMatrix,
     PackedModel,
     PackedNorm,
+    PackedTable,
     Rotary,
     WeightKind,
     address,
@@ -26,7 +27,14 @@ from services.engine.backends.cpu.packed import (
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, ExpertsWeights, LayerWeights, Linear, rotary_table
+from services.engine.families.weights import (
+    DecoderWeights,
+    ExpertsWeights,
+    LayerWeights,
+    Linear,
+    Table,
+    rotary_table,
+)
 from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
@@ -54,25 +62,31 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
     vocabulary = packer.matrix(weights.vocabulary()) if layout.is_last else None
-    embedding = weights.embedding() if layout.is_first else None
-    layers = _layers(packer, setup, layout)
-    as_stored = dict(packer.as_stored)
-    if embedding:
-        as_stored.setdefault(weights.embedding_name, isinstance(embedding.rows, QuantizedWeight))
     return PackedModel(
         spec=setup.spec,
         layout=layout,
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=layers,
+        layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=vocabulary,
-        embedding=embedding,
-        positions=weights.positions() if layout.is_first and not part.rotary else None,
+        embedding=_embedding(packer, weights, vocabulary) if layout.is_first else None,
+        positions=_positions(packer, weights) if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
-        as_stored=as_stored,
+        as_stored=packer.as_stored,
     )
+
+
+def _embedding(packer: Packer, weights: DecoderWeights, vocabulary: PackedMatrix | None) -> PackedTable:
+    """The tokens' embedding. One that is also the vocabulary is kept once, if its rows can be read there."""
+    if weights.tied and vocabulary and vocabulary.groups:
+        return PackedTable(vocabulary, weights.first_token)
+    return packer.table(weights.embedding(), weights.embedding_name)
+
+
+def _positions(packer: Packer, weights: DecoderWeights) -> PackedTable:
+    return packer.table(weights.positions(), weights.positions_name)
 
 
 def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
@@ -142,6 +156,14 @@ class Packer:
         packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
         up, down = ([pair[i] for pair in packed] for i in range(2))
         return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
+
+    def table(self, table: Table, name: str) -> PackedTable:
+        """`name`: of its weight, whose rows are kept as they are stored if they can be."""
+        rows = table.rows
+        if isinstance(rows, QuantizedWeight) and rows.group % GROUP_STEP == 0:
+            return PackedTable(self.matrix(Linear(rows, names=(name,))), table.first)
+        self.as_stored.setdefault(name, False)
+        return PackedTable(rows.dequantize() if isinstance(rows, QuantizedWeight) else rows, table.first)
 
     def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
         return None if norm is None else self.norm(norm)
