@@ -14,8 +14,7 @@ from services.engine.families.weights import ExpertsWeights, LayerWeights, Linea
 
 class Experts(Llama):
     """transformers 5 keeps the experts of a layer in one tensor [experts, outputs, inputs]; published checkpoints have
-    a tensor for each expert, and so have the blocks of GGUF files. Both are read, an expert at a time; with both, the
-    single ones, unless one of the three products has none."""
+    a tensor for each expert, and so have converted GGUF files. Both are read, an expert at a time."""
 
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
