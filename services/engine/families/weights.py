@@ -53,6 +53,7 @@ class LayerWeights:
     attention_post_norm: Linear | None = None  # of what attention computes, before that is added
     mlp_post_norm: Linear | None = None
     experts: ExpertsWeights | None = None
+    sinks: torch.Tensor | None = None  # [heads]
 
 
 class Table(NamedTuple):

@@ -52,6 +52,8 @@ class CpuDecoder(RankDecoder):
             activation=part.activation,
             epsilon=part.epsilon,
             logits_soft_cap=part.logits_soft_cap,
+            swiglu_alpha=part.swiglu_alpha,
+            swiglu_limit=part.swiglu_limit,
             heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling, part.soft_cap),
             layers=self._layers,
             last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),

@@ -129,6 +129,7 @@ class PackedLayer:
     attention_post_norm: PackedNorm | None
     mlp_post_norm: PackedNorm | None
     rotary: Rotary | None
+    sinks: torch.Tensor | None  # [heads], float32
     window: int  # 0: none
 
     def struct(self) -> Layer:
@@ -147,6 +148,7 @@ class PackedLayer:
             experts=self.experts.struct() if self.experts else Experts(),
             cosines=address(self.rotary[0]) if self.rotary else None,
             sines=address(self.rotary[1]) if self.rotary else None,
+            sinks=address(self.sinks),
             window=self.window or NO_WINDOW,
         )
 

@@ -145,6 +145,7 @@ class Packer:
             attention_post_norm=self.optional_norm(weights.attention_post_norm),
             mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
             rotary=rotary,
+            sinks=_float32(weights.sinks),
             window=window,
         )
 
@@ -173,7 +174,6 @@ class Packer:
 
     def matrix(self, linear: Linear, gated: bool = False) -> PackedMatrix:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
-        assert not (gated and linear.bias is not None), "gates have no bias"
         if isinstance(linear.weight, QuantizedWeight) and linear.weight.group % GROUP_STEP:
             linear = replace(linear, weight=linear.numbers)
         self.as_stored |= dict.fromkeys(linear.names, isinstance(linear.weight, QuantizedWeight))
@@ -181,9 +181,12 @@ class Packer:
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)
         columns = panels * self._width if gated else outputs
+        bias = _float32(linear.bias)
+        if bias is not None and gated:
+            bias = self._beside_gates(bias, panels)
         if isinstance(linear.weight, QuantizedWeight):
             packed, groups = self._groups(linear.weight, kind, panels, gated)
-            return PackedMatrix(packed, None, _float32(linear.bias), inputs, columns, kind, groups)
+            return PackedMatrix(packed, None, bias, inputs, columns, kind, groups)
         size = panels * self._library.orca_panel_size(kind, inputs)
         packed = self._allocate((size,), kind.dtype, CPU)
         scales = torch.empty(panels * self._width) if kind == WeightKind.INT8 else None
@@ -200,7 +203,14 @@ class Packer:
             ctypes.c_void_p(packed.data_ptr()),
             ctypes.c_void_p(address(scales)),
         )
-        return PackedMatrix(packed, scales, _float32(linear.bias), inputs, columns, kind)
+        return PackedMatrix(packed, scales, bias, inputs, columns, kind)
+
+    def _beside_gates(self, bias: torch.Tensor, panels: int) -> torch.Tensor:
+        """The bias of a gated matrix, in the order of the columns of its panels."""
+        lanes = self._width // 2
+        halves = bias.new_zeros(2, panels * lanes)
+        halves[:, : len(bias) // 2] = bias.view(2, -1)
+        return halves.view(2, panels, lanes).transpose(0, 1).reshape(-1).contiguous()
 
     def _groups(
         self, weight: QuantizedWeight, kind: WeightKind, panels: int, gated: bool
