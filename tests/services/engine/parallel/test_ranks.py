@@ -39,6 +39,9 @@ def settings(tp: int, pp: int) -> EngineSettings:
     return EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1, tp=tp, pp=pp)
 
 
+EIGHT_BITS = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
+
+
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
 def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
     chosen: tuple[int, int] = request.param
@@ -62,12 +65,12 @@ def alone(folder: Path) -> Engine:
 
 
 def test_tokens_are_those_of_one_process(ranks: RankProcesses, folder: Path, alone: Engine) -> None:
-    """In arrival order, then in random order, batches and chunks, over scattered blocks; greedy and drawn."""
+    """In arrival order, then in random order, batches and chunks, over scattered blocks; greedy and drawn together."""
     greedy = generate(folder, make_jobs(random.Random(7)))
     drawn = [job.output for job in Driver(alone).run(seeded_jobs())]
     for rng in (None, random.Random(1)):
-        assert [job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))] == greedy
-        assert [job.output for job in Driver(ranks, rng).run(seeded_jobs())] == drawn
+        jobs = [*make_jobs(random.Random(7)), *seeded_jobs()]
+        assert [job.output for job in Driver(ranks, rng, max_batch=8).run(jobs)] == [*greedy, *drawn]
     tp, pp = ranks.layout.tp, ranks.layout.pp
     assert ranks.figures.numerics == f"{alone.figures.numerics} tp{tp} pp{pp}"
 
@@ -133,18 +136,21 @@ def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
 
 
 def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
-    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good, and the
-    same every time."""
+    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good."""
     ids = text_ids(default_model)[:400]
     exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
     assert exact is not None
+    with RankProcesses(default_model, EIGHT_BITS) as ranks:
+        assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
+        assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
+
+
+def test_shards_in_eight_bits_are_the_same_every_time(tiny_model: Callable[[str], Path]) -> None:
+    """In new processes, in arrival order, then in random order, batches and chunks."""
     outputs = []
-    short = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
     for rng in (None, random.Random(1)):
-        with RankProcesses(default_model, short) as ranks:
-            assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
-            assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
-            outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7), count=4))])
+        with RankProcesses(tiny_model("llama"), EIGHT_BITS) as ranks:
+            outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))])
     assert outputs[0] == outputs[1]
 
 
