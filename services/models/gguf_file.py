@@ -40,6 +40,12 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
+def is_first(file: Path) -> bool:
+    """Whether a model is named by this file: by the first of its parts."""
+    match = PART.fullmatch(file.name)
+    return match is None or int(match["number"]) == 1
+
+
 def name_of(file: Path) -> str:
     """The name of the model in a GGUF file, without the number of a part."""
     match = PART.fullmatch(file.name)
