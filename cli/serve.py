@@ -119,14 +119,17 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
 
 def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
     """Those of the model, in one line. Raises ModelError also if files that replace the model's own cannot be used,
-    and SettingsError if the checkpoint has another quantization method than the settings."""
+    and SettingsError if the checkpoint has another quantization method or a shorter context than the settings."""
     from actors.engine_build import replaced_of
     from services.models.generation import SamplingDefaults
+    from services.models.info import choose_length
+    from services.models.pin import pinned_info
     from services.models.quantization import check_quantization
     from services.models.replaced import resolve_replaced
 
     folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
     check_quantization(settings.quantization, model, folder)
+    choose_length(pinned_info(model, folder, settings.cache_dir).max_model_len, settings.max_model_len)
     return str(SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config))
 
 

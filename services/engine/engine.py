@@ -33,7 +33,7 @@ from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.models.info import ModelInfo
+from services.models.info import ModelInfo, choose_length
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Engine:
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
-        length = loading.choose_length(info.max_model_len, settings.max_model_len)
+        length = choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
         make = partial(_make_cache, settings, length)

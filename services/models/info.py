@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.errors import ModelError
+from services.errors import ModelError, SettingsError
 from services.models.contents import BLOCKS, contents
 
 # The names of the longest context in the configs of different families, the most reliable first.
@@ -48,6 +48,13 @@ class ModelInfo:
             vocab_size=_field(folder, text, "vocab_size"),
             eos_token_ids=_ids(folder, generation) or _ids(folder, raw) or _ids(folder, text),
         )
+
+
+def choose_length(own: int, asked: int) -> int:
+    """The longest request in tokens: `asked`, or the model's own limit. Raises SettingsError if `asked` is longer."""
+    if asked > own:
+        raise SettingsError(f"max_model_len={asked} is over the model's {own}")
+    return asked or own
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

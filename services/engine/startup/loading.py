@@ -196,13 +196,6 @@ def search_of(settings: EngineSettings, device: torch.device) -> Search:
     return PlainSearch()
 
 
-def choose_length(own: int, asked: int) -> int:
-    """The longest request in tokens: `asked`, or the model's own limit. Raises SettingsError if `asked` is longer."""
-    if asked > own:
-        raise SettingsError(f"max_model_len={asked} is over the model's {own}")
-    return asked or own
-
-
 def _check_formats(settings: EngineSettings, device: torch.device) -> None:
     if device.type == "cpu":
         return
