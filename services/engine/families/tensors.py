@@ -15,6 +15,7 @@ from safetensors import safe_open
 from services.engine.families.gguf import FORMATS, read_blocks
 from services.engine.families.kept import Quantization
 from services.engine.families.quantized import Weight, quantize
+from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 from services.models.contents import BLOCKS
@@ -29,8 +30,8 @@ class Tensors(Protocol):
     def bytes_read(self) -> int: ...
 
     @property
-    def groups(self) -> dict[str, tuple[int, int]]:
-        """Bits, and inputs of a group, of each weight that is read as it is stored."""
+    def groups(self) -> dict[str, GroupFormat]:
+        """Of each weight that is read as it is stored."""
         ...
 
     def __contains__(self, name: str) -> bool: ...
@@ -75,7 +76,7 @@ class Checkpoint:
             kept, kinds = set(self._blocks.keys()), self._blocks.metadata()
             self._kinds = {name: kind for name, kind in kinds.items() if name in kept}
             self.quantization = _gguf(kinds, kept)
-        self.groups = {name: FORMATS[kind][:2] for name, kind in self._kinds.items()}
+        self.groups = {name: FORMATS[kind].groups for name, kind in self._kinds.items()}
 
     @property
     def names(self) -> list[str]:
@@ -143,7 +144,7 @@ class RandomTensors:
         dtype: torch.dtype,
         device: torch.device,
         deviation: float = DEVIATION,
-        groups: Mapping[str, tuple[int, int]] | None = None,
+        groups: Mapping[str, GroupFormat] | None = None,
     ) -> None:
         """`groups`: of weights that are quantised, see Tensors."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
@@ -162,6 +163,11 @@ class RandomTensors:
         self.groups = dict(groups or {})
         self.bytes_read = 0
 
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._shapes)
+
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
@@ -174,8 +180,7 @@ class RandomTensors:
         """See Tensors."""
         shape = self._shape(name)
         if name in self.groups:
-            bits, group = self.groups[name]
-            return quantize(self._draw(name, shape), bits, group).part(rows, columns)
+            return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
             first, end = rows or (0, shape[0])
             part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
