@@ -1,4 +1,4 @@
-"""`python -m load.bench.engine.fp8_folder NAME FOLDER`: a model of random FP8 weights, for `load.bench.kernels_in_turn`.
+"""`python -m load.bench.engine.fp8_folder NAME FOLDER`: a model of random FP8 weights for `load.bench.kernels_in_turn`.
 
 The layers have the shapes of one of the models of `load.bench.engine.families`, and as few of them. Products have a
 scale for each block of 128 x 128, as Qwen and DeepSeek publish them; the rest is bfloat16, also the vocabulary.

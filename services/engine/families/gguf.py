@@ -19,8 +19,8 @@ def read_blocks(kind: str, blocks: torch.Tensor) -> QuantizedWeight:
     """The weight in `blocks` [outputs, bytes of a row], uint8, of ggml's type `kind`."""
     form, rows = FORMATS[kind], len(blocks)
     codes, scales, offsets = form.read(blocks.reshape(-1, form.block))
-    factors = (each.reshape(rows, -1).contiguous() for each in (scales, offsets))
-    return QuantizedWeight(codes.reshape(rows, -1), *factors, *form.groups)
+    scales, offsets = (each.reshape(rows, -1).contiguous() for each in (scales, offsets))
+    return QuantizedWeight(codes.reshape(rows, -1), scales, offsets, *form.groups)
 
 
 def _q4_0(blocks: torch.Tensor) -> Factors:
