@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from load.bench.engine.families import MODELS, config_of
 from services.engine.families.tensors import RandomTensors
@@ -23,11 +26,13 @@ BLOCK = 128
 
 
 def write_folder(config: Any, folder: Path) -> None:
-    """The model with this config, in a new folder."""
+    """The model with this config, in a new folder. Its tokens are numbers."""
     config.save_pretrained(folder)
     file = folder / "config.json"
     method = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16", "quantization_config": method}))
+    words = {str(i): i for i in range(config.vocab_size)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "0"))).save_pretrained(folder)
     stored: dict[str, torch.Tensor] = {}
     for name, weight in _weights(RandomTensors(config, torch.bfloat16, torch.device("cpu"))):
         if name.endswith("_proj.weight"):
