@@ -136,7 +136,7 @@ def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
 
 
-BLOCK = (48, 40)  # it divides no size of the tiny model
+BLOCK = (48, 48)  # it divides no size of the tiny model
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "GEMM"}
 FLOAT8 = {"num_bits": 8, "type": "float"}
