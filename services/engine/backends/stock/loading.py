@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -60,7 +61,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         where = {"pretrained_model_name_or_path": None, "config": config, "state_dict": numbers}
     try:
         model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
         raise ModelError(f"{folder} lacks {len(missing)} tensors of its model, such as {missing[0]}")
