@@ -17,7 +17,7 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
-from services.engine.families.config import load_config
+from services.engine.families.config import load_config, load_whole_config
 from services.engine.families.tensors import Tensors
 from services.errors import ModelError
 
@@ -51,7 +51,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in `folder`, with our attention if it can be replaced, which `check_attention` tells. Raises
     ModelError."""
     transformers_logging.disable_progress_bar()
-    config, tensors = load_config(folder), open_folder(folder)
+    config, tensors = load_whole_config(folder), open_folder(folder)
     family: Any = AutoModelForCausalLM
     where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True, "use_safetensors": True}
     if isinstance(tensors, QuantizedCheckpoint):

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from family_check import STOCK, check_family
 from folders import quantize_folder
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny_model
+from tiny_models import FAMILIES, make_tiny_model
+from transformers import AutoConfig, AutoModelForImageTextToText
 from written import WRITERS
 
 from services.engine.checkpoints.tensors import open_folder
@@ -131,6 +133,23 @@ def test_a_dtype_that_scales_do_not_have(spelling: str, tiny_model: Callable[[st
     """It says nothing about quantized weights, whose numbers are the same for each."""
     quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path, *WRITERS["gptq"])
     change_config(quantized, **{"dtype": None, "torch_dtype": None, spelling: "bfloat16"})
+    check_family(quantized, FAST, reference=numbers)
+
+
+def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Its layers have longer names, and so have their quantized weights. It runs on transformers' layers."""
+    text = {**FAMILIES["gemma3_text"], "vocab_size": 201, "initializer_range": 0.2, "model_type": "gemma3_text"}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config=text,
+        vision_config={**sizes, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "plain")
+    quantized, numbers = quantize_folder(tmp_path / "plain", tmp_path, *WRITERS["gptq"], kept="vision_tower")
     check_family(quantized, FAST, reference=numbers)
 
 
