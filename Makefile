@@ -27,14 +27,26 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos families tools browser fuzz lint verify bench evaluate locust clients image cluster-test \
-	simulate schemas clean
+.PHONY: serve test test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients image \
+	cluster-test simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
-test: .venv/test lint
+# before the tests and at once: without these, several processes would compile the same modules of Python, and wait for
+# one that compiles the kernels
+test: .venv/test
+	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
 	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder
+
+# where there is no compiler, tests of kernels are skipped
+kernels: .venv/test
+	-@$(BIN)/python -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
+		compiled(user_cache(), print)'
+
+.venv/modules: .venv/test
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
+	@touch $@
 
 test-fast: .venv/test
 	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
@@ -100,20 +112,15 @@ schemas:
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
-.venv/serve: .venv/torch pyproject.toml constraints.txt
+.venv/serve: package = .
+.venv/bench: package = .[bench,otel]
+.venv/test: package = .[dev]
+
+# each in one step, because every step builds the package and looks at all its dependencies
+.venv/serve .venv/bench .venv/test: .venv/torch pyproject.toml constraints.txt
 	@echo "installing Ray, transformers and the rest"
-	$(PIP) --editable .
-	@touch $@
-
-.venv/bench: .venv/serve
-	@echo "installing what the benchmarks need"
-	$(PIP) --editable '.[bench,otel]'
-	@touch $@
-
-.venv/test: .venv/serve
-	@echo "installing what the tests need"
-	$(PIP) --editable '.[dev]'
-	@touch $@
+	$(PIP) --editable '$(package)'
+	@touch .venv/serve $@
 
 clean:
 	rm -rf .venv .clients .tools .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

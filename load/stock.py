@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from load.options import Options, model_folder
 from load.trace import Request
+from services.engine.backends.stock.loading import read_model
 
 
 def load_stock(options: Options) -> Any:
@@ -18,7 +18,7 @@ def load_stock(options: Options) -> Any:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(model_folder(options), dtype=torch.float32).to(device)
+    return read_model(model_folder(options), torch.float32).to(device)
 
 
 def alone(model: Any, request: Request) -> list[int]:

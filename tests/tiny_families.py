@@ -145,8 +145,8 @@ def make_tiny_family(folder: Path, family: str, **changes: Any) -> Path:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(small_config(family, **changes), dtype=torch.float32)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1 or name.endswith("bias"):
                     parameter += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return folder

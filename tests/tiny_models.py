@@ -28,6 +28,15 @@ _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 150000.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -56,6 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
+    "gpt_oss": {**_ROUTED, "sliding_window": 8, "intermediate_size": 44, "swiglu_limit": 1.5, "rope_parameters": _YARN},
     "gpt2": _GPT,
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
@@ -97,8 +107,8 @@ def make_tiny_model(
         made = AutoConfig.for_model(family, **{**ids, "initializer_range": 0.2, **FAMILIES[family], **config})
         model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1 or name.endswith("bias"):
                     parameter += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     if with_tokenizer:

@@ -115,13 +115,16 @@ class Streams:
 
         return on_connect
 
-    async def keep(self, requests: list[HttpRequest], count: int, over: asyncio.Event) -> None:
-        """Keep `count` streams open, through all the requests again and again, until `over`; then wait for the last."""
+    async def keep(self, requests: list[HttpRequest], count: int, over: asyncio.Event, pause: float = 0.0) -> None:
+        """Keep `count` streams open, through all the requests again and again, until `over`; then wait for the last.
+
+        `pause`: seconds between a stream and the next one in its place."""
 
         async def user(first: int) -> None:
             place = first
             while not over.is_set():
                 await self.run(requests[place % len(requests)])
+                await asyncio.sleep(pause)
                 place += count
 
         async with asyncio.TaskGroup() as tasks:

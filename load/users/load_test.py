@@ -1,7 +1,8 @@
 """One load test, as each Locust process sees it: which request is due, and what came of those that were sent.
 
 The only process, and each worker, sends requests; the only process, and the master, collects what came of them.
-Locust's own messages carry it: the plan goes to workers with the options, samples come back with the statistics.
+Locust's own messages carry it: the plan goes to workers with the options, samples come back with the statistics, and
+`LastReports` waits for the last ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from locust.exception import StopTest
 from locust.runners import STATE_MISSING, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
+from load.users.last_reports import LastReports
 from load.users.profile import Kind, Profile, arrivals, share
 from load.users.sample import Sample
 from load.users.tally import LATE, Tally, report, table
@@ -50,6 +52,7 @@ class LoadTest:
         self._reported = True
         self._file: TextIO | None = None
         environment.load_test = self
+        LastReports(environment)
         events = environment.events
         events.test_start.add_listener(self._begin)
         events.test_stopping.add_listener(self._stopping)
@@ -221,10 +224,9 @@ class LoadTest:
             self.stopped = self.now()
 
     def _stopped(self, **_: Any) -> None:
-        """With the web page there is no `quit` after a test. A master waits for the last reports of its workers."""
+        """With the web page there is no `quit` after a test."""
         if not self.options.headless:
-            wait = WORKER_REPORT_INTERVAL + 1 if isinstance(self.runner, MasterRunner) else 0
-            gevent.spawn_later(wait, self.print_report)
+            self.print_report()
 
     def print_report(self) -> None:
         """Print what came of the test, once."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from services.files import write_atomically
 from services.limits import usable_cores
 
-# beside the safetensors of a converted GGUF file, and in their format: its blocks [outputs, bytes of a row]; the
-# metadata has ggml's type of each tensor
+# beside the safetensors of a converted GGUF file, and in their format: weights as blocks [outputs, bytes of a row]; the
+# metadata has ggml's type of each quantised weight
 BLOCKS = "gguf.blocks"
 CHUNK = 32 << 20  # bytes; chunks are hashed separately, so that all cores work on a file
 SETTLED = 2_000_000_000  # nanoseconds after which a write gets another time: clocks of file systems are coarse

@@ -23,7 +23,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
-    """Convert `source` (a GGUF file or a transformers folder) to a folder with safetensors and tokenizer.json.
+    """Convert `source` (a GGUF file or a transformers folder) to a folder with weights and tokenizer.json.
 
     Raises ModelError with the last line that the converter wrote to stderr.
     """

@@ -10,12 +10,14 @@ import json
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.models.blocks import keep_blocks
+from services.models.blocks import KINDS
 from services.models.convert import COUNT
-from services.models.gguf_file import join, parts_of, read_gguf
+from services.models.gguf_file import parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
@@ -23,6 +25,8 @@ from services.models.gguf_rotary import complete_config
 # "  2" become other tokens than those that the model was trained on.
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
 PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
+
+EVERY = 0.2  # seconds between lines `count`
 
 # beginnings of the names of files that hold a tokenizer, or from which transformers makes one
 _OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "tiktoken", "tekken")
@@ -33,13 +37,9 @@ def main(source: Path, target: Path) -> None:
     target.mkdir()
     if source.is_dir():
         convert_folder(source, target)
-    elif len(parts := parts_of(source)) > 1:
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            say(f"joining the {len(parts)} parts of {source.name}")
-            join(parts, whole := Path(scratch) / source.name)
-            convert_gguf(whole, target)
     else:
-        convert_gguf(source, target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            convert_gguf(source, target, Path(scratch))
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
         if not (target / needed).exists():
             raise RuntimeError(f"transformers made no {needed} of it")
@@ -60,35 +60,70 @@ def _count_what_transformers_counts() -> None:
             if self.total:
                 say(f"{COUNT}{self.n} {self.total} {self.desc.removesuffix(': ').lower()}")
 
-    logging.set_tqdm_hook(lambda _, args, options: Counting(*args, **options | {"disable": False, "mininterval": 0.2}))
+    logging.set_tqdm_hook(
+        lambda _, args, options: Counting(*args, **options | {"disable": False, "mininterval": EVERY})
+    )
 
 
-def convert_gguf(source: Path, target: Path) -> None:
-    """Dequantise the weights. Tokenizer, chat template and special tokens come from the file's metadata.
+def _counter(what: str) -> Callable[[int, int], None]:
+    """A function that writes lines `count`, of which it gets the two numbers."""
+    said = 0.0
 
-    Quantised weights are stored as bfloat16: this takes half the size of float32, and its rounding error (relative
-    0.0014) is far below the error of the quantisation. The blocks are kept as well (see `blocks`). Weights of a
-    floating-point type keep their type.
+    def count(done: int, total: int) -> None:
+        nonlocal said
+        if done == total or time.monotonic() - said > EVERY:
+            said = time.monotonic()
+            say(f"{COUNT}{done} {total} {what}")
+
+    return count
+
+
+def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
+    """Write the weights, one tensor after another. Tokenizer, chat template and special tokens come from the file's
+    metadata.
+
+    Quantised weights that no backend executes as they are stored become bfloat16: this takes half the size of float32,
+    and its rounding error (relative 0.0014) is far below the error of the quantisation. Weights of a floating-point
+    type keep their type.
     """
-    reader, dtype, metadata = _read_gguf(source)
+    parts = parts_of(source)
+    readers = [read_gguf(part) for part in parts]
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    fields, dtype = readers[0].fields, _dtype(tensors)
     say(f"reading the weights of {source.name}")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    if len(parts) > 1:
+        write_head(readers, source := scratch / source.name)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=GgufConfig(dequantize=True), dtype=dtype)
-    complete_config(model.config, reader)
+    from services.models.gguf_weights import GgufWeights, write_weights
+
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    config.dtype = dtype
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    complete_config(model.config, fields, tensors)
+    keep = KINDS if dtype == "bfloat16" else frozenset()
+    weights = GgufWeights(tensors, fields["general.architecture"].contents(), model, getattr(torch, dtype), keep)
+    count = write_weights(weights, target, _counter("loading weights"))
+    say(f"kept {count} tensors as they are stored")
+    metadata = {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(target)
     model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
-    say(f"writing them as {dtype} safetensors")
-    model.save_pretrained(target)
-    if dtype == "bfloat16":
-        count = keep_blocks(reader, model, target)
-        say(f"kept {count} tensors as they are stored")
+    model.generation_config.save_pretrained(target)
+    _convert_tokenizer(source, target, model.config, metadata)
+
+
+def _convert_tokenizer(source: Path, target: Path, config: Any, metadata: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+
     say("converting the tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.model_max_length = getattr(config, "max_position_embeddings", tokenizer.model_max_length)
     _split_as_trained(tokenizer.backend_tokenizer, metadata)
     tokenizer.save_pretrained(target)
-    _drop_beyond(target / "tokenizer.json", model.config.vocab_size)
+    _drop_beyond(target / "tokenizer.json", config.vocab_size)
 
 
 def convert_folder(source: Path, target: Path) -> None:
@@ -114,16 +149,14 @@ def convert_folder(source: Path, target: Path) -> None:
         GenerationConfig.from_model_config(AutoConfig.from_pretrained(source)).save_pretrained(target)
 
 
-def _read_gguf(source: Path) -> tuple[Any, str, dict[str, Any]]:
-    """Return the file's reader, the dtype to store, which follows the type of most weights, and the scalar metadata."""
-    reader = read_gguf(source)
+def _dtype(tensors: list[Any]) -> str:
+    """What numbers are stored as: it follows the type of most weights."""
     amounts: dict[str, int] = {}
-    for tensor in reader.tensors:
+    for tensor in tensors:
         kind = tensor.tensor_type.name
         amounts[kind] = amounts.get(kind, 0) + int(tensor.n_elements)
     most = max(amounts, key=lambda kind: amounts[kind])
-    metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    return reader, {"F32": "float32", "F16": "float16"}.get(most, "bfloat16"), metadata
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
 def _ends(eos: int | list[int] | None, metadata: dict[str, Any]) -> int | list[int] | None:

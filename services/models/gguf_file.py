@@ -1,7 +1,8 @@
-"""A GGUF file before it is converted: its parts as one file, and a check that all of its tensors can be read."""
+"""A GGUF file before it is converted: its parts, and a check that all of its tensors can be read."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,12 @@ def read_gguf(file: Path) -> Any:
     return Reader(file)
 
 
-def join(parts: list[Path], target: Path) -> None:
-    """Write the tensors of all parts, with the metadata of the first, as one file."""
+def write_head(readers: list[Any], target: Path) -> None:
+    """Write a file with the metadata of the first part and the descriptions of the tensors of all parts, from which
+    transformers reads config and tokenizer. Where the tensors would be is a hole, which takes no space on disk.
+    `readers`: of the parts."""
     import gguf
 
-    readers = [read_gguf(part) for part in parts]
     fields = readers[0].fields
     writer = gguf.GGUFWriter(target, fields["general.architecture"].contents())
     for name, field in fields.items():
@@ -76,10 +78,14 @@ def join(parts: list[Path], target: Path) -> None:
             kind = field.types[0]
             item = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), kind, item)
+    size = 0
     for reader in readers:
         for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            data = tensor.data
+            writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+            size += writer.ggml_pad(data.nbytes, writer.data_alignment)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
     writer.close()
+    os.truncate(target, writer.ggml_pad(target.stat().st_size, writer.data_alignment) + size)

@@ -3,6 +3,7 @@ scale of the largest Gemma models. Without it a model computes other numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.errors import ModelError
@@ -13,22 +14,22 @@ _BETAS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_fa
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
-def complete_config(config: Any, reader: Any) -> None:
-    """Add to transformers' `config` what it lacks of the GGUFReader's file. Raises ModelError for rotary embeddings
-    that are not served."""
-    architecture = reader.fields["general.architecture"].contents()
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+def complete_config(config: Any, fields: Mapping[str, Any], tensors: Iterable[Any]) -> None:
+    """Add to transformers' `config` what it lacks of a file's `fields` and `tensors`, as GGUFReader has them. Raises
+    ModelError for rotary embeddings that are not served."""
+    architecture = fields["general.architecture"].contents()
+    by_name = {tensor.name: tensor for tensor in tensors}
 
     def of(name: str) -> Any:
-        field = reader.fields.get(f"{architecture}.rope.scaling.{name}")
+        field = fields.get(f"{architecture}.rope.scaling.{name}")
         return None if field is None else field.contents()
 
     if config.num_hidden_layers == _LAYERS_OF_27B.get(config.model_type):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
-    if any(name.startswith("rope_factors_") for name in tensors):
+    if any(name.startswith("rope_factors_") for name in by_name):
         raise ModelError("rotary embeddings with 'rope_factors_long' (longrope) are not read from GGUF files")
-    if "rope_freqs.weight" in tensors:
-        _set(config, _llama3(config, tensors["rope_freqs.weight"].data))
+    if "rope_freqs.weight" in by_name:
+        _set(config, _llama3(config, by_name["rope_freqs.weight"].data))
         return
     kind = of("type")
     if kind in (None, "none"):

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DEADLY = 5  # a token that the null engine never draws
 FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
-LENGTH = 8000  # tokens; more than two seconds
+LENGTH = 4000  # tokens; more than a second
+LONG = 2 * LENGTH  # of streams beside which something else happens before or while a process dies
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
@@ -66,11 +67,11 @@ def server(life: Life) -> OrcaServer:
 class Request:
     """A completion with an Idempotency-Key: sent again, it is answered from its first token."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, length: int = LENGTH) -> None:
         self.tokens: list[int] = []
         self.id = ""
         self._headers = {"Idempotency-Key": key}
-        self._body = {"prompt": PROMPT, "max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
+        self._body = {"prompt": PROMPT, "max_tokens": length, "ignore_eos": True, "return_token_ids": True}
 
     def broken_by(self, server: OrcaServer, fault: Callable[[], object]) -> list[int]:
         """The tokens of a stream that breaks; `fault` is called when the first tokens have arrived."""
@@ -86,7 +87,7 @@ class Request:
             if self.tokens and not happened:
                 happened = True
                 at_first()
-        assert self.tokens == undisturbed(self.id)
+        assert self.tokens == undisturbed(self.id, self._body["max_tokens"])
         return self.tokens
 
     def _events(self, server: OrcaServer) -> Iterator[list[int]]:
@@ -104,9 +105,8 @@ class Request:
         while True:
             try:
                 url, asked = server.url + PATH, {"json": self._body, "headers": self._headers}
-                reply = httpx.post(
-                    url, **asked, timeout=PATIENCE, verify=False
-                )  # called often: loading certificates is slow
+                # called often: loading certificates is slow
+                reply = httpx.post(url, **asked, timeout=PATIENCE, verify=False)
                 if reply.is_success:
                     break
             except httpx.TransportError:
@@ -114,7 +114,7 @@ class Request:
             assert time.monotonic() < end, f"no answer within {PATIENCE} s"
             time.sleep(0.1)
         (choice,) = reply.json()["choices"]
-        assert choice["token_ids"] == undisturbed(reply.json()["id"])
+        assert choice["token_ids"] == undisturbed(reply.json()["id"], self._body["max_tokens"])
         return choice["token_ids"]
 
 
@@ -130,7 +130,7 @@ class BackgroundResponse:
                 input="Once",
                 background=True,
                 stream=True,
-                max_output_tokens=LENGTH,
+                max_output_tokens=LONG,
                 extra_body={"ignore_eos": True},
             )
             while not self._text:
@@ -150,7 +150,7 @@ class BackgroundResponse:
                 self._take(event)
             whole = client.responses.retrieve(self.id)
         assert whole.status == "incomplete"  # it has reached `max_output_tokens`
-        assert whole.usage.output_tokens == LENGTH
+        assert whole.usage.output_tokens == LONG
         assert self._text == whole.output_text
 
 
@@ -158,13 +158,13 @@ def api(server: OrcaServer) -> OpenAI:
     return OpenAI(base_url=server.url + "/v1", api_key="none", timeout=PATIENCE)
 
 
-def undisturbed(answer_id: str) -> list[int]:
+def undisturbed(answer_id: str, length: int) -> list[int]:
     """The tokens of a null engine without faults: a function of the id and the position."""
     engine, sequence = NullEngine.load(resolve("default", Settings().cache_dir), EngineSettings()), answer_id + "/0"
     engine.reset("")
-    new = [NewRequest(sequence, PROMPT, len(PROMPT), SamplingParams(LENGTH))]
+    new = [NewRequest(sequence, PROMPT, len(PROMPT), SamplingParams(length))]
     results = [engine.run(Iteration("", 0, {sequence: len(PROMPT)}, new))]
-    results += [engine.run(Iteration("", step, {sequence: 1})) for step in range(1, LENGTH)]
+    results += [engine.run(Iteration("", step, {sequence: 1})) for step in range(1, length)]
     return [result.tokens[sequence] for result in results]
 
 
@@ -226,8 +226,8 @@ def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
     with_spare(server)
     losses = server.metrics().get("orca:engine_losses_total", 0)
     replies: list[httpx.Response] = []
-    body = {"prompt": [10, DEADLY, 11], "max_tokens": 4}
-    Request("beside").stream(server, lambda: replies.append(httpx.post(server.url + PATH, json=body, timeout=PATIENCE)))
+    url, body = server.url + PATH, {"prompt": [10, DEADLY, 11], "max_tokens": 4}
+    Request("beside", LONG).stream(server, lambda: replies.append(httpx.post(url, json=body, timeout=PATIENCE)))
     (reply,) = replies
     assert reply.is_server_error
     assert (
@@ -274,7 +274,7 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
     """The next server has two engines, two gateways and another policy."""
-    request, response = Request("everything"), BackgroundResponse(server)
+    request, response = Request("everything", LONG), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
     life.start("--engines", "2", "--gateways", "2", "--policy", "request", port=server.port)
     response.resume(life.server)

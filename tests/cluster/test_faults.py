@@ -47,7 +47,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.asyncio
 
 LENGTH = 60  # tokens of a typical answer
 DEADLY = 300
-STREAMS = 6  # at any time
+STREAMS = 6  # at a time
+PAUSE = 0.2  # seconds between two of them, in which the processes that start have the processors
 MORE = 8  # requests that must start and end after a fault
 PATIENCE = 60.0  # seconds
 LEASE = 3.0
@@ -75,7 +76,7 @@ class Chaos:
         self.site, self.streams, self.folder = site, streams, folder
         self._recorder = recorder
         self._over = asyncio.Event()
-        self._load = asyncio.create_task(streams.keep(kinds, STREAMS, self._over))
+        self._load = asyncio.create_task(streams.keep(kinds, STREAMS, self._over, PAUSE))
 
     async def at_work(self) -> tuple[int, list[int]]:
         """The engine with the weights and the schedulers with a seat, as soon as they exist."""

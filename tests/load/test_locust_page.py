@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from load.users.profile import Kind, arrivals, profile_of
-from tests.load.locust_run import ROOT
+from tests.load.locust_run import ROOT, free_port
 from tests.load.test_locustfile import CHATS, whole
 from tests.services.client.sse_server import Reply, SseServer
 
@@ -71,12 +71,17 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page(server: SseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with serve_page(server, tmp_path_factory.mktemp("locust")) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def serve_page(server: SseServer, folder: Path, *options: str) -> Iterator[Page]:
+    port = free_port()
     command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--class-picker", "--host", server.url]
-    command += ["--web-host", "127.0.0.1", "--web-port", str(port)]
-    command += ["--stop-timeout", "20"]  # a request that is under way at the end would have no sample
-    log = tmp_path_factory.mktemp("locust") / "log"
+    command += ["--web-host", "127.0.0.1", "--web-port", port]
+    command += ["--stop-timeout", "20", *options]  # a request that is under way at the end would have no sample
+    log = folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=output, stderr=output
@@ -122,3 +127,16 @@ def test_a_shape_of_the_form_sends_its_arrivals(kind: Kind, page: Page, tmp_path
     assert {stage: sent[stage] for stage in range(last)} == {stage: due[stage] for stage in range(last)}
     assert sent[last] <= due[last]
     assert due.total() > 20
+
+
+def test_the_report_waits_for_all_workers(server: SseServer, tmp_path: Path) -> None:
+    """Two tests in turn, each with the answers of both workers."""
+    port = free_port()
+    workers = ["--processes", "2", "--master-bind-port", port, "--master-port", port]
+    workers += ["--stop-timeout", "0"]  # for so long a worker takes no other test
+    with serve_page(server, tmp_path, *workers) as page:
+        for count in (8, 9):
+            page.wait(lambda: len(page.http.get("/stats/requests").json()["workers"]) == 2)
+            samples = tmp_path / f"{count}.jsonl"
+            page.run(count, samples=samples)
+            assert len(samples.read_text().splitlines()) == count

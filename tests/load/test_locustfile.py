@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import orjson
 import pytest
 
 from load.users.profile import arrivals, profile_of
-from tests.load.locust_run import run_locust
+from tests.load.locust_run import free_port, run_locust
 from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -164,9 +163,9 @@ def test_a_conversation_grows_by_each_question_and_answer(server: SseServer, tmp
 def test_two_workers_send_one_open_loop_and_the_master_writes_the_samples(server: SseServer, tmp_path: Path) -> None:
     server.reply = lambda asked: Reply(whole(asked.body))
     samples = tmp_path / "samples.jsonl"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = free_port()
     workers = ["--processes", "2", "--master-bind-port", port, "--master-port", port]
+    workers += ["-f", "tests/load/locust_late_end.py,load/locustfile.py,tests/load/locust_record.py"]
     options = ["--request-rate", "100", "--burstiness", "2", "--samples", str(samples), "--workload", "equal_size"]
     run = run_locust(server.url, tmp_path, *workers, *options, "--goodput", "e2el:60000", "--stages", "2", requests=12)
     assert (run.exit_code, run.aggregated, run.failures) == (0, 12, []), run.output

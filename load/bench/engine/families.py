@@ -72,6 +72,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Mixtral 8x7B": ("mixtral", {"num_hidden_layers": 1}),  # of 2.9 GB
+    "GPT-OSS 20B": ("gpt_oss", {"num_hidden_layers": 2, "num_experts": 32}),  # of 1.6 GB each; one has a window
     "OLMo 2 1B": ("olmo2", _WIDE),
     "Phi-4-mini": (
         "phi3",

@@ -61,8 +61,8 @@ class ModelShape:
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Embedding) or module is output:
                 continue
-            for parameter in module.parameters(recurse=False):
-                if parameter.ndim < 2:
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim < 2 or own.endswith("bias"):
                     continue
                 kind = type(module).__name__
                 if kind.endswith("Experts") and parameter.ndim == 3:

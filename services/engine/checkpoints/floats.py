@@ -48,7 +48,8 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | N
 
 
 def mxfp4(config: Config) -> Format:
-    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", lambda _: "MXFP4 is not executed")
+    parts = ("_blocks", "_scales")
+    return Format({"_blocks": ""}, parts, _read_mxfp4, "mxfp4", lambda _: "MXFP4 is not executed", by_expert=True)
 
 
 def _read_mxfp4(parts: Parts) -> torch.Tensor:

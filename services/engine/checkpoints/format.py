@@ -35,13 +35,15 @@ class Parts(Protocol):
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
     `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: what `read` will return,
-    from shapes and order alone; modules of a checkpoint may differ."""
+    from shapes and order alone; modules of a checkpoint may differ. `by_expert`: each tensor of a module has a row for
+    each of several weights, so that some of these can be read without the others."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
     method: str
     groups: Callable[[Parts], Groups]
+    by_expert: bool = False
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:

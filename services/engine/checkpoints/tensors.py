@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,13 +36,14 @@ def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | Quantized
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """See Parts. `stem`: the names of its tensors up to their ends."""
+    """See Parts. `stem`: the names of its tensors up to their ends. `rows`: those that are read; None: all."""
 
     stored: Checkpoint
     stem: str
+    rows: RowRange | None = None
 
     def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
-        return self.stored.read(self.stem + name, rows)
+        return self.stored.read(self.stem + name, rows or self.rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored.shape(self.stem + name)
@@ -53,7 +54,7 @@ class _Module:
 
 class QuantizedCheckpoint:
     """See Tensors. `read` returns a quantized weight as numbers, rounded to bfloat16. Parts of a quantized weight are
-    cut from the whole."""
+    cut from the whole, but experts are read one by one."""
 
     def __init__(self, folder: Path, format_: Format, as_stored: bool = False) -> None:
         """Raises ModelError for a folder without safetensors."""
@@ -104,7 +105,10 @@ class QuantizedCheckpoint:
             if tensor.itemsize == 1 and tensor.dtype != torch.bool:
                 raise ModelError(f"the tensor {name!r} has {tensor.dtype} without its scale")
             return tensor
-        whole = self._whole(name)
+        if rows and self._format.by_expert:
+            whole, rows = self._format.read(replace(self._modules[name], rows=rows)), None
+        else:
+            whole = self._whole(name)
         numbers = whole if isinstance(whole, torch.Tensor) else whole.dequantize(torch.bfloat16)
         return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers
 

@@ -1,4 +1,5 @@
-"""Families with Llama's attention and experts instead of an MLP: Qwen3-MoE, OLMoE, Mixtral."""
+"""Families with Llama's attention and experts instead of an MLP: Qwen3-MoE, OLMoE, Mixtral. GPT-OSS has a file of its
+own."""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ from services.engine.families.weights import ExpertsWeights, LayerWeights, Linea
 
 class Experts(Llama):
     """transformers 5 keeps the experts of a layer in one tensor [experts, outputs, inputs]; published checkpoints have
-    a tensor for each expert, and so have the blocks of GGUF files. Both are read, an expert at a time; with both, the
-    single ones, unless one of the three products has none."""
+    a tensor for each expert, and so have converted GGUF files. Both are read, an expert at a time."""
 
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
@@ -77,7 +77,7 @@ class Qwen3Moe(Experts):
         """See Llama."""
         step, dense = config.decoder_sparse_step, config.mlp_only_layers
         layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_hidden_layers))
-        return _with_experts(config, config.moe_intermediate_size, config.norm_topk_prob, layers)
+        return with_experts(config, config.moe_intermediate_size, config.norm_topk_prob, layers)
 
 
 class Olmoe(Experts):
@@ -88,7 +88,7 @@ class Olmoe(Experts):
         """See Llama; None for clipped queries, keys and values, too."""
         if config.clip_qkv is not None:
             return None
-        spec = _with_experts(config, config.intermediate_size, config.norm_topk_prob)
+        spec = with_experts(config, config.intermediate_size, config.norm_topk_prob)
         return replace(spec, norms_all_heads=True) if spec else None
 
 
@@ -101,12 +101,11 @@ class Mixtral(Experts):
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
         """See Llama."""
-        return _with_experts(config, config.intermediate_size, True)
+        return with_experts(config, config.intermediate_size, True)
 
 
-def _with_experts(
-    config: Any, intermediate: int, normalised: bool, layers: tuple[bool, ...] = ()
-) -> DecoderSpec | None:
+def with_experts(config: Any, intermediate: int, normalised: bool, layers: tuple[bool, ...] = ()) -> DecoderSpec | None:
+    """Llama's spec with experts; see ExpertsSpec. None where Llama's is."""
     spec = Llama.read_spec(config)
     if spec is None:
         return None

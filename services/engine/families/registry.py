@@ -14,6 +14,7 @@ from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
+from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
 from services.engine.families.olmo2 import Olmo2
@@ -39,6 +40,7 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "qwen3_moe": Qwen3Moe,
     "olmoe": Olmoe,
     "mixtral": Mixtral,
+    "gpt_oss": GptOss,
     "gpt2": Gpt2,
     "gemma2": Gemma,
     "gemma3_text": Gemma,

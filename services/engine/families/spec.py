@@ -37,7 +37,11 @@ class DecoderSpec:
     Column i of a head's first half and column i of its second are a pair; columns behind the last pair are not rotated.
 
     `windows` has a number for each layer: how many tokens a token attends to, itself and those before it; 0: to all.
-    Empty: no layer has a window. A soft cap c makes c * tanh(x / c) of a number x; 0: none.
+    Empty: no layer has a window. A soft cap c makes c * tanh(x / c) of a number x; 0: none. `sinks`: each head has a
+    score of its own that takes part in the softmax and has no value.
+
+    With a `swiglu_limit`, a gated MLP is that of GPT-OSS: down(g * sigmoid(swiglu_alpha * g) * (u + 1)), where g is
+    gate x but at most the limit, and u is up x between the limit and its negative.
     """
 
     family: str  # a key of registry.FAMILIES
@@ -70,6 +74,9 @@ class DecoderSpec:
     attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
     logits_scale: float = 1.0
     experts: ExpertsSpec | None = None
+    sinks: bool = False
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float = 0.0  # 0: none
 
     @property
     def rotary(self) -> bool:
@@ -98,7 +105,8 @@ class DecoderSpec:
         plain = Activation.SILU if self.gated else Activation.GELU
         norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
         caps = self.soft_cap or self.logits_soft_cap
-        return self.activation == plain and norms and not (self.windows or caps or self.experts)
+        others = self.windows or caps or self.experts or self.sinks or self.swiglu_limit
+        return self.activation == plain and norms and not others
 
     @property
     def group(self) -> int:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.engine.families.gguf import FORMATS, read_blocks
 from services.engine.families.kept import Quantization
-from services.engine.families.quantized import Weight, quantize
+from services.engine.families.quantized import QuantizedWeight, Weight, quantize
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 from services.models.contents import BLOCKS
@@ -49,7 +49,8 @@ class Tensors(Protocol):
 
 
 class Checkpoint:
-    """The tensors of a transformers folder with safetensors."""
+    """The tensors of a transformers folder with safetensors, and of a converted GGUF file: those in blocks are read as
+    the numbers that they stand for, rounded to bfloat16."""
 
     def __init__(self, folder: Path, as_stored: bool = False) -> None:
         """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
@@ -64,17 +65,26 @@ class Checkpoint:
                 raise ModelError(f"{folder} holds no causal language model with safetensors")
             names = dict.fromkeys(_open(file).keys(), file)
         self.bytes_read = 0
+        self.quantization = Quantization()  # of the blocks
+        self._as_stored = as_stored
         self._files = names
         self._opened: dict[Path, Any] = {}
-        self._blocks: Any = None
-        self._kinds: dict[str, str] = {}  # ggml's types
-        self.quantization = Quantization()  # of the blocks
-        if as_stored and (folder / BLOCKS).exists():
-            self._blocks = safe_open(folder / BLOCKS, framework="pt")
-            kept, kinds = set(self._blocks.keys()), self._blocks.metadata()
+        self._kinds: dict[str, str] = {}  # ggml's types of the blocks
+        if (folder / BLOCKS).exists():
+            with safe_open(folder / BLOCKS, framework="pt") as blocks:
+                kept, kinds = set(blocks.keys()), blocks.metadata()
+            self._files |= dict.fromkeys(kept, folder / BLOCKS)
             self._kinds = {name: kind for name, kind in kinds.items() if name in kept}
             self.quantization = _gguf(kinds, kept)
-        self.groups = {name: FORMATS[kind][:2] for name, kind in self._kinds.items()}
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """See Tensors."""
+        return {name: FORMATS[kind][:2] for name, kind in self._kinds.items()} if self._as_stored else {}
+
+    @property
+    def has_blocks(self) -> bool:
+        return bool(self._kinds)
 
     @property
     def names(self) -> list[str]:
@@ -82,32 +92,37 @@ class Checkpoint:
         return list(self._files)
 
     def __contains__(self, name: str) -> bool:
-        """Of experts, there may be blocks that only `weight` reads: the numbers are in a tensor of all experts."""
-        return name in self._files or name in self._kinds
+        return name in self._files
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors."""
+        if name in self._kinds:
+            return self._blocks(name, rows, columns).dequantize()
         part = self._slice(name)
         tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
         self.bytes_read += tensor.nbytes
         return tensor
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors. For some columns, whole rows of blocks are read."""
-        if name not in self._kinds:
-            return self.read(name, rows, columns)
-        part = self._blocks.get_slice(name)
-        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
-        self.bytes_read += stored.nbytes
-        return read_blocks(self._kinds[name], stored).part(columns=columns)
+        """See Tensors."""
+        is_stored = self._as_stored and name in self._kinds
+        return self._blocks(name, rows, columns) if is_stored else self.read(name, rows, columns)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
-        return self.shape(name)[0]
+        return int(self._slice(name).get_shape()[0])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor. Raises ModelError if it is absent."""
+        """The shape of a tensor of numbers. Raises ModelError if it is absent."""
+        assert name not in self._kinds, name
         return tuple(self._slice(name).get_shape())
+
+    def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
+        """Of a weight in blocks these outputs, or these inputs, for which whole rows of blocks are read."""
+        part = self._slice(name)
+        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
+        self.bytes_read += stored.nbytes
+        return read_blocks(self._kinds[name], stored).part(columns=columns)
 
     def _slice(self, name: str) -> Any:
         if name not in self._files:

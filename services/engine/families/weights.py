@@ -53,6 +53,7 @@ class LayerWeights:
     attention_post_norm: Linear | None = None  # of what attention computes, before that is added
     mlp_post_norm: Linear | None = None
     experts: ExpertsWeights | None = None
+    sinks: torch.Tensor | None = None  # [heads]
 
 
 class Table(NamedTuple):
@@ -120,6 +121,11 @@ class DecoderWeights(ABC):
     def embedding(self) -> Table:
         """The embedding of tokens."""
         return self._table(self.embedding_name)
+
+    @property
+    def first_token(self) -> int:
+        """The first row of `embedding`, without reading it."""
+        return self._shard.of(self._tensors.rows(self.embedding_name))[0]
 
     def positions(self) -> Table:
         """The embedding of positions."""

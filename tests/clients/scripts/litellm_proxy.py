@@ -110,7 +110,14 @@ def by_anthropic(client: Anthropic) -> None:
         @step(f"anthropic: tools, their stream and a loop through {MODELS[model]['model'].split('/')[0]}/")
         def _(model: str = model) -> None:
             choice = {"type": "any", "disable_parallel_tool_use": True}
-            fields: Any = {"model": model, "max_tokens": LENGTH, "tools": ANTHROPIC_TOOLS}
+            # LiteLLM drops `disable_parallel_tool_use` and, to hosted_vllm/, `additionalProperties`, so that a sampled
+            # answer may have two calls or more properties
+            fields: Any = {
+                "model": model,
+                "max_tokens": LENGTH,
+                "tools": ANTHROPIC_TOOLS,
+                "extra_body": {"temperature": 0},
+            }
             answer: Any = client.messages.create(**fields, messages=ASKED, tool_choice=choice)
             (block,) = [block for block in answer.content if block.type == "tool_use"]
             check_call(block.name, block.input)

@@ -14,14 +14,16 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
+
+from services.engine.backends.stock.loading import read_model
 
 MAX_NEW_TOKENS = 12
 
 
 def main(items: Path, answers: int, result: Path) -> None:
-    folder = os.environ["ORCA_MODEL_FOLDER"]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    folder = Path(os.environ["ORCA_MODEL_FOLDER"])
+    model = read_model(folder, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     lines = [json.loads(line) for line in items.read_text().splitlines()]
     prompts = [f"Question: {line['question']}\nAnswer:" for line in lines]

@@ -31,10 +31,12 @@ def new(id: str, tokens: list[int], computed: int = 0) -> NewRequest:
     return NewRequest(id, tokens, len(tokens), GREEDY, computed)
 
 
-@pytest.fixture(params=["null", "native", "sdpa"])
+@pytest.fixture(params=["null", "native", "sdpa", "gpt_oss"])
 def engine(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Any:
     if request.param == "null":
         return NullEngine(EngineFigures("null", 256, 16, 4, 200, "null"))
+    if request.param == "gpt_oss":
+        return Engine.load(tiny_model("gpt_oss"), SETTINGS)
     return Engine.load(tiny_model("llama"), dataclasses.replace(SETTINGS, fast_path=request.param == "native"))
 
 

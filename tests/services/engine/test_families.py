@@ -47,6 +47,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a window longer than requests": ("phi3", {"sliding_window": 300}),
     "a bias in attention, factors": ("granite", {"attention_bias": True}),
     "layers with an MLP beside layers of experts": ("qwen3_moe", {"mlp_only_layers": [0]}),
+    "experts without a bias in attention": ("gpt_oss", {"attention_bias": False}),
+    "experts beyond the limit of their gates": ("gpt_oss", {"swiglu_limit": 0.2, "swiglu_alpha": 0.7}),
     "shares of the chosen experts alone": ("qwen3_moe", {"norm_topk_prob": True}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama3 rope": (
@@ -104,6 +106,7 @@ def test_longrope_is_chosen_by_the_longest_request(
         ("granitemoehybrid", {"num_local_experts": 4}),
         ("granitemoehybrid", {"position_embedding_type": None}),
         ("olmoe", {"clip_qkv": 1.0}),
+        ("gpt_oss", {"swiglu_limit": 0.0}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

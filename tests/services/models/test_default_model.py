@@ -19,9 +19,10 @@ def tokenizer(default_model: Path) -> Tokenizer:
 def test_it_answers_with_the_capital_of_france(default_model: Path, tokenizer: Tokenizer) -> None:
     """Greedy decoding with transformers: weights, tokenizer, chat template and end of turn are correct."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32)
+    from services.engine.backends.stock.loading import read_model
+
+    model = read_model(default_model, torch.float32)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.encode(tokenizer.apply_chat_template(chat), add_special_tokens=False)
     output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :].tolist()

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from services.engine.families.tensors import Checkpoint
 from services.errors import ModelError
 from services.models.blocks import KINDS
 from services.models.contents import BLOCKS
@@ -39,7 +40,7 @@ def type_of(name: str) -> str:
 
 def converted(file: Path, target: Path) -> Path:
     target.mkdir()
-    convert_gguf(file, target)
+    convert_gguf(file, target, target.parent)
     return target
 
 
@@ -67,20 +68,24 @@ def test_weights_of_all_types_are_the_numbers_of_the_package(family: str, tmp_pa
         assert torch.allclose(weights[name], weight, rtol=0, atol=1e-6), name  # Gemma's norms plus and minus 1
 
     folder = converted(mixed, tmp_path / "mixed")
+    checkpoint = Checkpoint(folder)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.removesuffix("_text").upper()], 2)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(mixed).tensors}
-    found, seen = load_file(folder / "model.safetensors"), set()
+    numbers, seen = load_file(folder / "model.safetensors"), set()
     with safe_open(folder / BLOCKS, framework="pt") as blocks:
         kept = set(blocks.keys())
-    for name, weight in found.items():
+    assert kept.isdisjoint(numbers)
+    assert kept | numbers.keys() == set(checkpoint.names) == weights.keys()
+    for name in weights:
+        weight = checkpoint.read(name)
         if weight.ndim == 2:
             tensor = stored[f"{names.get_name(name.removesuffix('.weight'))}.weight"]
             kind = tensor.tensor_type.name
-            numbers = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+            expected = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
             if family == "llama" and ("q_proj" in name or "k_proj" in name):
                 heads = 4 if "q_proj" in name else 2
-                numbers = numbers.view(heads, -1, 2, numbers.shape[1]).transpose(1, 2).reshape(numbers.shape)
-            assert torch.equal(weight, numbers.bfloat16()), (name, kind)
+                expected = expected.view(heads, -1, 2, expected.shape[1]).transpose(1, 2).reshape(expected.shape)
+            assert torch.equal(weight, expected.bfloat16()), (name, kind)
             assert (name in kept) == (kind in KINDS), (name, kind)
             seen.add(kind)
     assert seen >= set(TYPES)
@@ -151,24 +156,36 @@ def test_the_largest_gemma_scales_attention_by_its_width(tmp_path: Path) -> None
     reader = read_gguf(write_gguf(original, tmp_path / "a.gguf"))
     for layers, expected in ((46, 64 // 4), (42, 24)):
         config = AutoConfig.from_pretrained(original, num_hidden_layers=layers, layer_types=None)
-        complete_config(config, reader)
+        complete_config(config, reader.fields, reader.tensors)
         assert config.query_pre_attn_scalar == expected
 
 
 def test_parts_are_one_model(llama: Path, tmp_path: Path) -> None:
-    whole = write_gguf(llama, tmp_path / "model.gguf")
+    factors = {"rope_freqs.weight": llama3_factors(llama)}
+    whole = write_gguf(llama, tmp_path / "model.gguf", lambda _: "Q8_0", tensors=factors)
     parts = split_gguf(whole, 3)
     assert parts_of(parts[0]) == parts
     folder, expected = tmp_path / "parts", converted(whole, tmp_path / "whole")
     main(parts[0], folder)
     assert {file.name for file in folder.iterdir()} == {file.name for file in expected.iterdir()}
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    found, whole_found = load_file(folder / BLOCKS), load_file(expected / BLOCKS)
+    assert found.keys() == whole_found.keys()
+    assert all(torch.equal(found[name], blocks) for name, blocks in whole_found.items())
+    assert set(Checkpoint(folder).names) == set(Checkpoint(expected).names)
     with pytest.raises(ModelError, match=r"part 2 of 3; name the first: .*model-00001-of-00003\.gguf"):
         parts_of(parts[1])
     parts[2].unlink()
     with pytest.raises(ModelError, match=r"absent in its folder: model-00003-of-00003\.gguf"):
         parts_of(parts[0])
+
+
+def test_a_file_that_lacks_a_tensor_is_refused(llama: Path, tmp_path: Path) -> None:
+    """transformers would draw it at random."""
+    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 10)
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors of its model, such as model\.layers\.0\.input_layernorm"):
+        converted(parts[0].rename(tmp_path / "first.gguf"), tmp_path / "first")
 
 
 @pytest.mark.parametrize(("number", "why"), [(41, "the type Q1_0"), (99, "ggml's type 99")])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.engine.families.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
 from services.text import Tokenizer
@@ -64,6 +65,21 @@ def test_several_processes_convert_a_gguf_once(tiny: Path, tiny_gguf: Path, tmp_
     Path(source).write_bytes(b"GGUF")  # another file with the same name is converted again
     with pytest.raises(ModelError, match="cannot be converted"):
         resolve(str(source), cache)
+
+
+def test_a_conversion_that_was_killed_is_done_again(tiny_gguf: Path, tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from services.models import resolve;"
+    program += "resolve(sys.argv[1], Path(sys.argv[2]))"
+    command = [sys.executable, "-u", "-c", program, str(tiny_gguf), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        while not process.stdout.readline().startswith("reading the weights"):
+            assert process.poll() is None
+        process.kill()
+    assert not list(tmp_path.glob("models/*/tiny.F32"))
+    folder = resolve(str(tiny_gguf), tmp_path)
+    assert {file.name for file in folder.parent.iterdir()} == {"tiny.F32", "lock"}
+    assert "model.norm.weight" in Checkpoint(folder)
 
 
 def test_an_old_folder_is_converted(tiny: Path, tmp_path: Path) -> None:

@@ -41,13 +41,24 @@ def chats(end: str) -> list[list[dict[str, Any]]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def any_tokenizer(default_model: Path) -> PreTrainedTokenizerFast:
+    """To render the templates of other models."""
+    return PreTrainedTokenizerFast(tokenizer_file=str(default_model / "tokenizer.json"), **SPECIAL)
+
+
+@pytest.fixture(scope="module")
+def default_tokenizers(default_model: Path) -> tuple[PreTrainedTokenizerFast, Tokenizer]:
+    """That of transformers and ours."""
+    return AutoTokenizer.from_pretrained(default_model), Tokenizer.load(default_model)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("end", ENDS)
-def test_templates_are_rendered_as_in_transformers(name: str, end: str, default_model: Path) -> None:
-    file, template = str(default_model / "tokenizer.json"), TEMPLATES[name]
-    theirs = PreTrainedTokenizerFast(tokenizer_file=file, chat_template=template, **SPECIAL)
+def test_templates_are_rendered_as_in_transformers(name: str, end: str, any_tokenizer: PreTrainedTokenizerFast) -> None:
+    theirs, template = any_tokenizer, TEMPLATES[name]
     for chat in chats(end):
-        asked: dict[str, Any] = {"tokenize": False, "continue_final_message": True}
+        asked: dict[str, Any] = {"chat_template": template, "tokenize": False, "continue_final_message": True}
         try:
             expected = theirs.apply_chat_template(chat, **asked)
         except ValueError:
@@ -56,8 +67,10 @@ def test_templates_are_rendered_as_in_transformers(name: str, end: str, default_
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_default_model_s_template_is_rendered_as_in_transformers(end: str, default_model: Path) -> None:
-    theirs, ours = AutoTokenizer.from_pretrained(default_model), Tokenizer.load(default_model)
+def test_the_default_model_s_template_is_rendered_as_in_transformers(
+    end: str, default_tokenizers: tuple[PreTrainedTokenizerFast, Tokenizer]
+) -> None:
+    theirs, ours = default_tokenizers
     for chat in chats(end):
         expected = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
         assert ours.apply_chat_template(chat, add_generation_prompt=False, continue_final_message=True) == expected

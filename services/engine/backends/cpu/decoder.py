@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.engine.backends.cpu.packed import PackedModel, WeightKind
+from services.engine.backends.cpu.packed import PackedMatrix, PackedModel, PackedTable, WeightKind
 from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.kept import tensor_bytes
-from services.engine.families.weights import Table
 from services.engine.parallel.decoder import AllReduce, RankDecoder
 
 CPU = torch.device("cpu")
@@ -53,6 +52,8 @@ class CpuDecoder(RankDecoder):
             activation=part.activation,
             epsilon=part.epsilon,
             logits_soft_cap=part.logits_soft_cap,
+            swiglu_alpha=part.swiglu_alpha,
+            swiglu_limit=part.swiglu_limit,
             heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling, part.soft_cap),
             layers=self._layers,
             last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),
@@ -96,12 +97,29 @@ class CpuDecoder(RankDecoder):
         size = len(batch.input_ids), self._part.hidden
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
         whole = self._layout.tp == 1
-        x[:] = _look_up(self._embedding, batch.input_ids, whole)
+        x[:] = self._look_up(self._embedding, batch.input_ids, whole)
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
         if self._positions is not None:
-            x += _look_up(self._positions, batch.positions(), whole)
+            x += self._look_up(self._positions, batch.positions(), whole)
         return x
+
+    def _look_up(self, table: PackedTable, ids: Numbers, whole: bool) -> torch.Tensor:
+        """The rows [ids, hidden]; zeros where another shard has the row, if it is not the `whole` table."""
+        if whole:
+            return self._read(table.rows, ids)
+        rows = ids - table.first
+        there = (rows >= 0) & (rows < len(table))
+        found = self._read(table.rows, np.where(there, rows, 0).astype(np.int32))
+        return found.masked_fill_(torch.from_numpy(~there)[:, None], 0.0)
+
+    def _read(self, rows: torch.Tensor | PackedMatrix, ids: Numbers) -> torch.Tensor:
+        if isinstance(rows, torch.Tensor):
+            return rows[torch.from_numpy(ids)]
+        found = torch.empty(len(ids), rows.inputs)
+        matrix, at = ctypes.byref(rows.struct()), ctypes.c_void_p(_address(ids))
+        self._library.orca_read_outputs(matrix, at, len(ids), self._packed.threads, _pointer(found))
+        return found
 
     def run_halves(
         self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None
@@ -159,17 +177,6 @@ def as_struct(batch: FlatBatch) -> Batch:
         len(batch.wanted),
         *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.wanted)),
     )
-
-
-def _look_up(table: Table, ids: Numbers, whole: bool) -> torch.Tensor:
-    """The rows [ids, hidden], in the table's dtype; zeros where another shard has the row, if it is not the `whole`
-    table."""
-    rows = torch.from_numpy(ids)
-    if whole:
-        return table.rows[rows]
-    rows = rows.long() - table.first
-    there = (rows >= 0) & (rows < len(table.rows))
-    return table.rows[rows.where(there, 0)].masked_fill_(~there[:, None], 0.0)
 
 
 def _address(array: np.ndarray[Any, np.dtype[np.int32]]) -> int:

@@ -10,7 +10,6 @@ import torch
 
 from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
@@ -74,6 +73,18 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTable:
+    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product in groups that has them as its
+    outputs."""
+
+    rows: torch.Tensor | PackedMatrix
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.rows) if isinstance(self.rows, torch.Tensor) else self.rows.outputs
+
+
+@dataclass(frozen=True, slots=True)
 class PackedNorm:
     """A norm in float32."""
 
@@ -118,6 +129,7 @@ class PackedLayer:
     attention_post_norm: PackedNorm | None
     mlp_post_norm: PackedNorm | None
     rotary: Rotary | None
+    sinks: torch.Tensor | None  # [heads], float32
     window: int  # 0: none
 
     def struct(self) -> Layer:
@@ -136,6 +148,7 @@ class PackedLayer:
             experts=self.experts.struct() if self.experts else Experts(),
             cosines=address(self.rotary[0]) if self.rotary else None,
             sines=address(self.rotary[1]) if self.rotary else None,
+            sinks=address(self.sinks),
             window=self.window or NO_WINDOW,
         )
 
@@ -152,8 +165,8 @@ class PackedModel:
     layers: list[PackedLayer]
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
-    embedding: Table | None  # on the first stage
-    positions: Table | None  # on the first stage, of a model that learns them
+    embedding: PackedTable | None  # on the first stage
+    positions: PackedTable | None  # on the first stage, of a model that learns them
     bytes_read: int  # of the checkpoint
     as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
 

@@ -19,6 +19,7 @@ from services.engine.backends.cpu.packed import (
     PackedMatrix,
     PackedModel,
     PackedNorm,
+    PackedTable,
     Rotary,
     WeightKind,
     address,
@@ -26,7 +27,14 @@ from services.engine.backends.cpu.packed import (
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, ExpertsWeights, LayerWeights, Linear, rotary_table
+from services.engine.families.weights import (
+    DecoderWeights,
+    ExpertsWeights,
+    LayerWeights,
+    Linear,
+    Table,
+    rotary_table,
+)
 from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
@@ -54,25 +62,31 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
     vocabulary = packer.matrix(weights.vocabulary()) if layout.is_last else None
-    embedding = weights.embedding() if layout.is_first else None
-    layers = _layers(packer, setup, layout)
-    as_stored = dict(packer.as_stored)
-    if embedding:
-        as_stored.setdefault(weights.embedding_name, isinstance(embedding.rows, QuantizedWeight))
     return PackedModel(
         spec=setup.spec,
         layout=layout,
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=layers,
+        layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=vocabulary,
-        embedding=embedding,
-        positions=weights.positions() if layout.is_first and not part.rotary else None,
+        embedding=_embedding(packer, weights, vocabulary) if layout.is_first else None,
+        positions=_positions(packer, weights) if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
-        as_stored=as_stored,
+        as_stored=packer.as_stored,
     )
+
+
+def _embedding(packer: Packer, weights: DecoderWeights, vocabulary: PackedMatrix | None) -> PackedTable:
+    """The tokens' embedding. One that is also the vocabulary is kept once, if its rows can be read there."""
+    if weights.tied and vocabulary and vocabulary.groups:
+        return PackedTable(vocabulary, weights.first_token)
+    return packer.table(weights.embedding(), weights.embedding_name)
+
+
+def _positions(packer: Packer, weights: DecoderWeights) -> PackedTable:
+    return packer.table(weights.positions(), weights.positions_name)
 
 
 def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
@@ -131,6 +145,7 @@ class Packer:
             attention_post_norm=self.optional_norm(weights.attention_post_norm),
             mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
             rotary=rotary,
+            sinks=_float32(weights.sinks),
             window=window,
         )
 
@@ -143,6 +158,14 @@ class Packer:
         up, down = ([pair[i] for pair in packed] for i in range(2))
         return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
 
+    def table(self, table: Table, name: str) -> PackedTable:
+        """`name`: of its weight, whose rows are kept as they are stored if they can be."""
+        rows = table.rows
+        if isinstance(rows, QuantizedWeight) and rows.group % GROUP_STEP == 0:
+            return PackedTable(self.matrix(Linear(rows, names=(name,))), table.first)
+        self.as_stored.setdefault(name, False)
+        return PackedTable(rows.dequantize() if isinstance(rows, QuantizedWeight) else rows, table.first)
+
     def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
         return None if norm is None else self.norm(norm)
 
@@ -151,7 +174,6 @@ class Packer:
 
     def matrix(self, linear: Linear, gated: bool = False) -> PackedMatrix:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
-        assert not (gated and linear.bias is not None), "gates have no bias"
         if isinstance(linear.weight, QuantizedWeight) and linear.weight.group % GROUP_STEP:
             linear = replace(linear, weight=linear.numbers)
         self.as_stored |= dict.fromkeys(linear.names, isinstance(linear.weight, QuantizedWeight))
@@ -159,9 +181,12 @@ class Packer:
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)
         columns = panels * self._width if gated else outputs
+        bias = _float32(linear.bias)
+        if bias is not None and gated:
+            bias = self._beside_gates(bias, panels)
         if isinstance(linear.weight, QuantizedWeight):
             packed, groups = self._groups(linear.weight, kind, panels, gated)
-            return PackedMatrix(packed, None, _float32(linear.bias), inputs, columns, kind, groups)
+            return PackedMatrix(packed, None, bias, inputs, columns, kind, groups)
         size = panels * self._library.orca_panel_size(kind, inputs)
         packed = self._allocate((size,), kind.dtype, CPU)
         scales = torch.empty(panels * self._width) if kind == WeightKind.INT8 else None
@@ -178,7 +203,14 @@ class Packer:
             ctypes.c_void_p(packed.data_ptr()),
             ctypes.c_void_p(address(scales)),
         )
-        return PackedMatrix(packed, scales, _float32(linear.bias), inputs, columns, kind)
+        return PackedMatrix(packed, scales, bias, inputs, columns, kind)
+
+    def _beside_gates(self, bias: torch.Tensor, panels: int) -> torch.Tensor:
+        """The bias of a gated matrix, in the order of the columns of its panels."""
+        lanes = self._width // 2
+        halves = bias.new_zeros(2, panels * lanes)
+        halves[:, : len(bias) // 2] = bias.view(2, -1)
+        return halves.view(2, panels, lanes).transpose(0, 1).reshape(-1).contiguous()
 
     def _groups(
         self, weight: QuantizedWeight, kind: WeightKind, panels: int, gated: bool

@@ -53,6 +53,7 @@ class Layer(Structure):
         ("values", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("sinks", c_void_p),
         ("window", c_int32),
         ("experts", Experts),
     )
@@ -82,6 +83,8 @@ class Model(Structure):
         ("activation", c_int32),
         ("epsilon", c_float),
         ("logits_soft_cap", c_float),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
         ("heads", Heads),
         ("layers", POINTER(Layer)),
         ("last_norm", Norm),

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from services.engine.backends.stock.attention import NAME
@@ -50,14 +51,22 @@ def import_family(folder: Path) -> None:
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in `folder`, with our attention if it can be replaced, which `check_attention` tells. Raises
     ModelError."""
+    model = read_model(folder, dtype)
+    model.set_attn_implementation(NAME)
+    return model.to(device).eval()
+
+
+def read_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The model in `folder` as transformers has it, on the CPU. What the folder does not store as numbers is widened
+    tensor by tensor. Raises ModelError."""
     transformers_logging.disable_progress_bar()
     config, tensors = load_whole_config(folder), open_folder(folder)
     family: Any = AutoModelForCausalLM
     where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True, "use_safetensors": True}
-    if isinstance(tensors, QuantizedCheckpoint):
+    if isinstance(tensors, QuantizedCheckpoint) or tensors.has_blocks:
         with torch.device("meta"):
             family = type(AutoModelForCausalLM.from_config(config))
-        numbers = {name: tensors.read(name) for name in tensors.names}
+        numbers = {name: _Unread(tensors, name) for name in tensors.names}
         where = {"pretrained_model_name_or_path": None, "config": config, "state_dict": numbers}
     try:
         model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
@@ -65,8 +74,20 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
         raise ModelError(f"{folder} lacks {len(missing)} tensors of its model, such as {missing[0]}")
-    model.set_attn_implementation(NAME)
-    return model.to(device).eval()
+    if (folder / "generation_config.json").exists():  # transformers reads it only together with safetensors
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A tensor that transformers reads when it needs it, as it does with slices of safetensors."""
+
+    tensors: Tensors
+    name: str
+
+    def __getitem__(self, _: object) -> torch.Tensor:
+        return self.tensors.read(self.name)
 
 
 def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:

@@ -111,9 +111,16 @@ def test_only_experts_that_a_token_goes_to_are_read() -> None:
     assert two[up] == Operation("projections", 64 * 256 * 7 * 2, 2 * 2 * 64 * 256 * 4)  # 8 * (1 - 0.75^2) = 3.5 a layer
 
 
+def test_biases_of_experts_are_left_out() -> None:
+    config = AutoConfig.for_model("gpt_oss", vocab_size=320, **FAMILIES["gpt_oss"])
+    shape = ModelShape.of(config, 2, torch.bfloat16)
+    assert sum(matrix.elements for matrix in shape.experts) == 2 * 8 * 3 * 64 * 44
+    assert shape.windows == (8, 0)
+
+
 def test_weights_of_unknown_use_are_refused() -> None:
-    config = AutoConfig.for_model("gpt_oss", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
-    with pytest.raises(ValueError, match=r"gpt_oss: the operations of .*mlp"):
+    config = AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=1, vocab_size=320)
+    with pytest.raises(ValueError, match=r"mamba: the operations of .*mixer"):
         ModelShape.of(config, 4, torch.float32)
 
 

@@ -13,14 +13,16 @@ from driver import outcome_in_any_batch
 from folders import quantize_folder
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
-from transformers import AutoModelForCausalLM, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from written import WRITERS
 
 from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.backends.stock.loading import read_model
 from services.engine.engine import Engine
 from services.engine.families.tensors import Checkpoint
 from services.engine.settings import EngineSettings
-from services.models.blocks import keep_blocks
+from services.models.blocks import KINDS as KEPT
+from services.models.gguf_weights import GgufWeights, write_weights
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=100, threads=2)
 EXPERTS, LAYERS = 8, 2
@@ -34,8 +36,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("plain"), "qwen3_moe", 201, with_tokenizer=False, **size)
 
 
-def write_gguf(plain: Path, file: Path) -> None:
-    """The model as llama.cpp writes it: the experts of a layer are one tensor."""
+def write_gguf(plain: Path, file: Path, kinds: tuple[str, ...]) -> None:
+    """The model as llama.cpp writes it: the experts of a layer are one tensor. `kinds`: of the products, in turn."""
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     config, writer = model.config, gguf.GGUFWriter(file, "qwen3moe")
     writer.add_context_length(config.max_position_embeddings)
@@ -64,7 +66,7 @@ def write_gguf(plain: Path, file: Path) -> None:
         if numbers.ndim == 1 or name.endswith("mlp.gate.weight"):
             writer.add_tensor(found, numbers)
             continue
-        kind = gguf.GGMLQuantizationType[KINDS[i % len(KINDS)]]
+        kind = gguf.GGMLQuantizationType[kinds[i % len(kinds)]]
         writer.add_tensor(found, gguf.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -72,31 +74,46 @@ def write_gguf(plain: Path, file: Path) -> None:
     writer.close()
 
 
+def convert(file: Path, target: Path) -> Path:
+    """The config and the weights; the file has no tokenizer."""
+    tensors = gguf.GGUFReader(file).tensors
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    target.mkdir()
+    write_weights(GgufWeights(tensors, "qwen3moe", model, torch.bfloat16, KEPT), target, lambda _done, _total: None)
+    config.dtype = "bfloat16"
+    config.save_pretrained(target)
+    return target
+
+
 @pytest.fixture(scope="module", params=["gguf", "gptq", "awq", "compressed, 4 bits"])
 def folder(plain: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     made = tmp_path_factory.mktemp("stored")
     if request.param != "gguf":
         return quantize_folder(plain, made, *WRITERS[request.param])[0]
-    write_gguf(plain, made / "tiny.gguf")
-    model = AutoModelForCausalLM.from_pretrained(
-        made, gguf_file="tiny.gguf", quantization_config=GgufConfig(dequantize=True), dtype="bfloat16"
+    write_gguf(plain, made / "tiny.gguf", KINDS)
+    return convert(made / "tiny.gguf", made / "converted")
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("Q8_0", "F16", "Q4_0")], ids=["blocks", "blocks and numbers"])
+def test_transformers_reads_the_same_numbers_from_file_and_folder(
+    kinds: tuple[str, ...], plain: Path, tmp_path: Path
+) -> None:
+    """Each expert is a tensor in the folder, in blocks or not."""
+    write_gguf(plain, tmp_path / "tiny.gguf", kinds)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", quantization_config=GgufConfig(dequantize=True), dtype="bfloat16"
     )
-    target = made / "converted"
-    model.save_pretrained(target)
-    count = keep_blocks(gguf.GGUFReader(made / "tiny.gguf"), model, target)
-    numbers = load_file(target / "model.safetensors")
-    others = [name for name, weight in numbers.items() if weight.ndim == 2 and not name.endswith("mlp.gate.weight")]
-    assert count == len(others) + 3 * EXPERTS * LAYERS
-    stored = Checkpoint(target, as_stored=True)
-    for layer in range(LAYERS):
-        experts = f"model.layers.{layer}.mlp.experts"
-        gates, ups = numbers[f"{experts}.gate_up_proj"].chunk(2, 1)
-        for name, whole in (("gate", gates), ("up", ups), ("down", numbers[f"{experts}.down_proj"])):
-            for expert in range(EXPERTS):
-                weight = stored.weight(f"{experts}.{expert}.{name}_proj.weight")
-                assert not isinstance(weight, torch.Tensor)
-                assert torch.equal(weight.dequantize(), whole[expert])
-    return target
+    folder = convert(tmp_path / "tiny.gguf", tmp_path / "converted")
+    stored, numbers = Checkpoint(folder, as_stored=True), load_file(folder / "model.safetensors")
+    assert numbers.keys().isdisjoint(stored.groups)
+    products = [name for name in stored.names if name.endswith("_proj.weight")]
+    assert len(products) == (4 + 3 * EXPERTS) * LAYERS
+    assert (numbers.keys() & set(products) == set()) == ("F16" not in kinds)
+    found = read_model(folder, torch.bfloat16).state_dict()
+    assert found.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(found[name], weight) for name, weight in theirs.state_dict().items())
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, dtype="bfloat16")], ids=["float32", "bfloat16"])

@@ -80,7 +80,11 @@ def test_mxfp4_is_read_as_transformers_does(tmp_path: Path) -> None:
     save_file({"a.down_proj_blocks": blocks, "a.down_proj_scales": scales}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     set_config(tmp_path, {"quant_method": "mxfp4"})
-    assert torch.equal(open_folder(tmp_path).read("a.down_proj"), convert_moe_packed_tensors(blocks, scales))
+    expected = convert_moe_packed_tensors(blocks, scales)
+    assert torch.equal(open_folder(tmp_path).read("a.down_proj"), expected)
+    one = open_folder(tmp_path)
+    assert torch.equal(one.read("a.down_proj", (1, 2)), expected[1:2])
+    assert one.bytes_read == blocks[1].nbytes + scales[1].nbytes
 
 
 COMPRESSED = WRITERS["compressed, 4 bits"][0]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blocks_folder import keep_in_blocks
 from driver import Driver
 from family_check import generate, make_jobs
 from folders import quantize_folder
@@ -29,11 +30,14 @@ UNEVEN = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3,
 PROMPT = list(range(5, 16))  # two full blocks and three tokens
 
 
-@pytest.fixture(scope="module", params=["gptq", "compressed, 4 bits and zeros"])
+@pytest.fixture(scope="module", params=["gptq", "compressed, 4 bits and zeros", "gguf"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Quantized, and the same numbers."""
     made = tmp_path_factory.mktemp("folders")
-    plain = make_tiny_model(made / "plain", "llama", with_tokenizer=False, **UNEVEN, intermediate_size=160)
+    size = {**UNEVEN, "intermediate_size": 160, "tie_word_embeddings": request.param == "gguf"}
+    plain = make_tiny_model(made / "plain", "llama", with_tokenizer=False, **size)
+    if request.param == "gguf":
+        return plain, keep_in_blocks(plain)
     return quantize_folder(plain, made, *WRITERS[request.param])
 
 

@@ -19,6 +19,7 @@ from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.families.registry import open_weights, spec_of
 from services.engine.families.tensors import RandomTensors
+from services.engine.families.weights import Linear
 from services.engine.parallel.layout import Shard
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
@@ -67,7 +68,7 @@ def test_fused_tensors_are_the_same_experts(shard: Shard, tiny_model: Callable[[
             assert torch.equal(one.numbers, other.numbers)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe", "gpt_oss"])
 def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     spec = spec_of(load_config(folder))
@@ -79,12 +80,26 @@ def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Cal
     assert whole
     count = 0
     for (up, down), *parts in zip(whole.each, *(shard.each for shard in shards if shard), strict=True):
-        halves = [part.numbers.chunk(2) for part, _ in parts]
-        assert torch.equal(torch.cat([half[i] for i in range(2) for half in halves]), up.numbers)
+        assert torch.equal(halves_of([part.numbers for part, _ in parts]), up.numbers)
         assert torch.equal(torch.cat([part.numbers for _, part in parts], 1), down.numbers)
+        if family == "gpt_oss":
+            assert torch.equal(halves_of([biases(part) for part, _ in parts]), biases(up))
+            assert torch.equal(biases(parts[0][1]), biases(down))
+        assert all(part.bias is None for _, part in parts[1:])
         count += 1
     assert count == 8
     assert all(shard and torch.equal(shard.router.numbers, whole.router.numbers) for shard in shards)
+
+
+def halves_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The gates of all parts, and then what they multiply."""
+    halves = [part.chunk(2) for part in parts]
+    return torch.cat([half[i] for i in range(2) for half in halves])
+
+
+def biases(linear: Linear) -> torch.Tensor:
+    assert linear.bias is not None
+    return linear.bias
 
 
 def test_random_experts_are_the_same_alone() -> None:

@@ -24,6 +24,7 @@ from tiny_models import make_tiny_model
 from load.bench.engine.perplexity import perplexity, text_ids
 from services.engine.batch.block_names import common
 from services.engine.engine import Engine
+from services.engine.families.config import load_config
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 from services.messages import Claim, Iteration, NewRequest
@@ -38,13 +39,16 @@ def settings(tp: int, pp: int) -> EngineSettings:
     return EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1, tp=tp, pp=pp)
 
 
+EIGHT_BITS = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
+
+
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
 def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
     chosen: tuple[int, int] = request.param
     return chosen
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gemma3_text", "granite", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "granite", "gpt2"])
 def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model(request.param)
 
@@ -61,12 +65,12 @@ def alone(folder: Path) -> Engine:
 
 
 def test_tokens_are_those_of_one_process(ranks: RankProcesses, folder: Path, alone: Engine) -> None:
-    """In arrival order, then in random order, batches and chunks, over scattered blocks; greedy and drawn."""
+    """In arrival order, then in random order, batches and chunks, over scattered blocks; greedy and drawn together."""
     greedy = generate(folder, make_jobs(random.Random(7)))
     drawn = [job.output for job in Driver(alone).run(seeded_jobs())]
     for rng in (None, random.Random(1)):
-        assert [job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))] == greedy
-        assert [job.output for job in Driver(ranks, rng).run(seeded_jobs())] == drawn
+        jobs = [*make_jobs(random.Random(7)), *seeded_jobs()]
+        assert [job.output for job in Driver(ranks, rng, max_batch=8).run(jobs)] == [*greedy, *drawn]
     tp, pp = ranks.layout.tp, ranks.layout.pp
     assert ranks.figures.numerics == f"{alone.figures.numerics} tp{tp} pp{pp}"
 
@@ -78,7 +82,9 @@ def test_prompts_are_scored_as_by_transformers(ranks: RankProcesses, folder: Pat
     assert [job.logprobs for job in chunks] == [job.logprobs for job in together]
 
 
-def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -> None:
+def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine, folder: Path) -> None:
+    if ranks.layout.tp > 1 and load_config(folder).model_type == "gpt_oss":
+        pytest.skip("experts of one tensor are read whole")
     whole = alone.decoder.bytes_read  # type: ignore[attr-defined]
     assert max(ranks.read) <= EVEN_SHARE * whole / ranks.layout.size
     assert sum(ranks.read) >= whole
@@ -94,6 +100,7 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
         {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
         (2, 2),
     ),
+    "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
@@ -129,18 +136,21 @@ def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
 
 
 def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
-    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good, and the
-    same every time."""
+    """Of weights; keys and values in eight bits too. Numbers differ from those of one process, but are as good."""
     ids = text_ids(default_model)[:400]
     exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
     assert exact is not None
+    with RankProcesses(default_model, EIGHT_BITS) as ranks:
+        assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
+        assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
+
+
+def test_shards_in_eight_bits_are_the_same_every_time(tiny_model: Callable[[str], Path]) -> None:
+    """In new processes, in arrival order, then in random order, batches and chunks."""
     outputs = []
-    short = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
     for rng in (None, random.Random(1)):
-        with RankProcesses(default_model, short) as ranks:
-            assert ranks.figures.numerics.endswith("kv-int8_per_token_head cpu native int8 tp2 pp1")
-            assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
-            outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7), count=4))])
+        with RankProcesses(tiny_model("llama"), EIGHT_BITS) as ranks:
+            outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))])
     assert outputs[0] == outputs[1]
 
 

@@ -48,6 +48,7 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
     "olmoe": LLAMA,
     "mixtral": LLAMA,
+    "gpt_oss": {**LLAMA, "model.layers.0.self_attn.sinks": ("heads",)},
     "granitemoehybrid": {
         **ENDS,
         **NORMS,
@@ -189,6 +190,9 @@ def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeight
         assert all(p.bias is None for p in products[1:])
         assert all_of_it.bias is None or torch.equal(products[0].bias, all_of_it.bias)
 
+    if whole.sinks is not None:
+        assert torch.equal(torch.cat([shard.sinks for shard in shards if shard.sinks is not None]), whole.sinks)
+
 
 def joined(parts: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:
     """Products stacked in each part, restacked as in the whole."""
@@ -200,9 +204,12 @@ def write(spec: DecoderSpec, folder: Path) -> Path:
     """A checkpoint of one layer in which all numbers differ."""
     dim = spec.head_dim
     sizes = {"vocab": spec.vocab, "hidden": spec.hidden, "inner": spec.intermediate, "all three": 3 * spec.hidden}
-    sizes |= {"queries": spec.heads * dim, "keys": spec.kv_heads * dim, "head": dim}
+    sizes |= {"heads": spec.heads, "queries": spec.heads * dim, "keys": spec.kv_heads * dim, "head": dim}
     sizes |= {"fused": (spec.heads + 2 * spec.kv_heads) * dim, "both halves": 2 * spec.intermediate}
-    shapes = {f"{name}.weight": [sizes[n] for n in shape] for name, shape in TENSORS[spec.family].items()}
+    shapes = {
+        name if name.endswith("sinks") else f"{name}.weight": [sizes[n] for n in shape]
+        for name, shape in TENSORS[spec.family].items()
+    }
     for name in BIASED & TENSORS[spec.family].keys():
         outputs = -1 if spec.family == "gpt2" else 0
         shapes[f"{name}.bias"] = [sizes[TENSORS[spec.family][name][outputs]]]

@@ -4,8 +4,6 @@ import os
 import signal
 import sys
 
-import services.engine.backends.cpu.decoder as cpu
-
 END = {"segv": signal.SIGSEGV, "ill": signal.SIGILL, "killed": signal.SIGKILL}
 
 
@@ -15,6 +13,8 @@ def main(how: str) -> None:
     elif how == "silent":
         sys.exit("no word of it")
     elif how == "wrong":  # every token reads the embedding of another
+        import services.engine.backends.cpu.decoder as cpu  # here, as importing torch takes a second
+
         forward = cpu.CpuDecoder.forward
 
         def wrong(self, batch):

@@ -44,7 +44,7 @@ public:
                 const int row = tile * own.height + r;
                 return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
             });
-        rows.begin();
+        rows.begin(cache_.sinks_of(head));
         for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
             end = std::min(length, (begin / KEYS + 1) * KEYS);
             const KeyRange range{span.request, head, begin, end - begin, length};

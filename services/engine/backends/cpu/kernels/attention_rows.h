@@ -63,10 +63,15 @@ struct AttentionRows {
         highest = take(tiles * LANES), shrink = take(tiles * LANES), outputs = take(rows * heads.padded_dim());
     }
 
-    void begin() const {
+    // With `sinks` of the heads, each row begins as after a key of that score whose value is 0.
+    void begin(const float* sinks) const {
         std::fill_n(highest, own.tiles * LANES, LOWEST);
         std::fill_n(totals, size_t(own.count) * LANES, 0.0f);
         std::fill_n(outputs, size_t(own.count) * heads.padded_dim(), 0.0f);
+        for (int row = 0; sinks && row < own.count; ++row) {
+            highest[row / own.height * LANES + row % own.height] = sinks[row % heads.group()];
+            totals[size_t(row) * LANES] = 1.0f;
+        }
     }
 
     void begin_keys() const { std::fill_n(best, size_t(own.count) * LANES, -INFINITY); }

@@ -45,9 +45,13 @@ struct LayerCache {
     const Heads& heads;
     Number *keys, *values;
     int window;  // how many keys a query sees: its own and the ones before it
+    const float* sinks;  // [queries], a score of each head that takes part in the softmax and has no value; or null
 
     // Where a query at `position` begins to read. It sees none of the keys before, and not all of the first ones.
     int first_key(int position) const { return std::max(0, position + 1 - window) / FIRST_KEYS * FIRST_KEYS; }
+
+    // The sinks of the heads that share a key head, or null.
+    const float* sinks_of(int head) const { return sinks ? sinks + head * heads.group() : nullptr; }
 
     // Where the block that has this position begins for a head.
     size_t at(int request, int head, int position) const {

@@ -25,7 +25,7 @@ public:
         const AttentionRows& rows = s.rows;
         for (int row = 0; row < rows.own.count; ++row)
             write_query(s, row, query + size_t(first_token + row / group) * width + (head * group + row % group) * heads_.dim);
-        rows.begin();
+        rows.begin(cache_.sinks_of(head));
         for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
             end = std::min(length, (begin / KEYS + 1) * KEYS);
             const KeyRange range{span.request, head, begin, end - begin, length};

@@ -187,6 +187,14 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
     });
 }
 
+// to [count, inputs] = these outputs of a matrix in groups: rows of an embedding.
+void orca_read_outputs(const Matrix* matrix, const int32_t* outputs, int count, int threads, float* to) {
+    const auto read = [&](int i) { read_output(*matrix, outputs[i], to + size_t(i) * matrix->inputs); };
+    constexpr int FEW = 8;  // take less time than the team needs to begin
+    if (count <= FEW) return Alone().each(count, read);
+    together(threads, [&](Member& member) { member.each(count, read); });
+}
+
 // Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP. x is [tokens, hidden].
 // Without `partial` each half adds to x. With it, one half writes there what is to be added together with the other
 // ranks' parts.

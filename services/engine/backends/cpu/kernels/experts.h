@@ -97,7 +97,7 @@ private:
         each_part([&](const ExpertRows& group, Part part) {
             const Matrix &up = experts.up[group.expert], &down = experts.down[group.expert];
             const Input to = inner(group);
-            const Activated<Input> activated{up, model.gated != 0, model.activation, down.inputs, to};
+            const Activated<Input> activated{model, up, down.inputs, to};
             rows(group).multiply(part, up, activated, [&](auto... at) { activated.expect(at...); });
         });
         each_part([&](const ExpertRows& group, Part part) {

@@ -82,6 +82,26 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
 
 #endif
 
+// Writes the weights of one output, which are not gated, as floats. A whole panel is widened for it.
+inline void read_output(const Matrix& matrix, int output, float* to) {
+    const int panel = output / WIDTH, column = output % WIDTH;
+#if defined(HAS_UNITS)
+    if (matrix.kind == WeightKind::GROUPS_DOTS) {
+        const Dotted* wide = widened(matrix, panel, matrix.inputs);
+        for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(wide[k / 2 * 2 * WIDTH + 2 * column + k % 2]);
+        return;
+    }
+#endif
+    thread_local Numbers memory;
+    const size_t size = size_t(matrix.inputs) * WIDTH;
+    if (memory.size() < size) memory.resize(size);
+    with_codes(matrix.groups, [&]<int BITS, auto CODING>() {
+        widen_groups<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+                                   memory.data());
+    });
+    for (int k = 0; k < matrix.inputs; ++k) to[k] = memory[size_t(k) * WIDTH + column];
+}
+
 #if defined(HAS_UNITS) && !defined(__AMX_BF16__)
 #define WIDENS_IN_REGISTERS
 

@@ -83,18 +83,30 @@ private:
     }
 };
 
+// Turns gates and what they multiply into numbers of which SiLU and a product make GPT-OSS's SwiGLU. Constants come
+// first, so that NaN stays NaN.
+template <size_t R>
+inline void clamp_gated(Vector (&sums)[R][2], float alpha, float limit) {
+    const Vector most = broadcast(limit), least = broadcast(-limit);
+    for (auto& [gate, up] : sums) {
+        gate = smaller(most, gate) * alpha;
+        up = (smaller(most, larger(least, up)) + 1.0f) * (1.0f / alpha);
+    }
+}
+
 // Turns the sums of an MLP's first product into the input of its second, `depth` numbers a row.
 template <class Input>
 struct Activated {
+    const Model& model;
     const Matrix& up;
-    bool gated;
-    Activation activation;
     int depth;
     const Input& to;
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
         finish(up, panel, sums);
+        if (model.swiglu_limit > 0) clamp_gated(sums, model.swiglu_alpha, model.swiglu_limit);
+        const bool gated = model.gated;
         for (int half = 0; half < (gated ? 1 : 2); ++half) {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
@@ -104,10 +116,10 @@ struct Activated {
         }
     }
 
-    Vector of(Vector x) const { return activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
+    Vector of(Vector x) const { return model.activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
 
     void expect(int panel, int row, int) const {
-        const int columns = gated ? LANES : WIDTH;
+        const int columns = model.gated ? LANES : WIDTH;
         to.expect(row, panel * columns, columns);
     }
 };
@@ -219,14 +231,15 @@ private:
             if (layer.experts.count) return run_experts(*this, layer);
         norm(layer.mlp_norm);
         const Input inner = wide(layer.down.inputs);
-        const Activated<Input> activated{layer.up, model.gated != 0, model.activation, layer.down.inputs, inner};
+        const Activated<Input> activated{model, layer.up, layer.down.inputs, inner};
         narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
         add(layer.down, inner, layer.mlp_post_norm, MLP);
     }
 
     template <class Number>
     LayerCache<Number> cache(const Layer& layer) const {
-        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values), layer.window};
+        return {batch,        model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values),
+                layer.window, layer.sinks};
     }
 
     // Calls work(cache) with the layer's cache of the numbers that the model keeps.

@@ -25,7 +25,8 @@ struct Layer {
     void* values;
     const float* cosines;  // [positions, dim / 2], or null without rotary embeddings
     const float* sines;
-    int32_t window;  // see LayerCache
+    const float* sinks;  // see LayerCache
+    int32_t window;
     Experts experts;  // with none, the layer has `up` and `down`
 };
 
@@ -52,6 +53,7 @@ struct Model {
     int32_t threads;
     Activation activation;
     float epsilon, logits_soft_cap;  // 0: none
+    float swiglu_alpha, swiglu_limit;  // see `clamp_gated`; limit 0: none
     Heads heads;
     const Layer* layers;
     Norm last_norm;

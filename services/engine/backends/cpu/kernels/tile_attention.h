@@ -29,6 +29,11 @@ public:
         std::fill_n(s.highest, rows, LOWEST);
         std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs, size_t(rows) * dim, 0.0f);
+        const float* sinks = cache_.sinks_of(head);
+        for (int r = 0; sinks && r < rows; ++r) {  // as after a key of that score whose value is 0
+            s.highest[r] = sinks[r % group] / heads_.scaling;
+            s.totals[size_t(r) * LANES] = 1.0f;
+        }
         const HalfTiles tiles(std::min(rows, SIDE));
         for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
             end = std::min(length, (begin / KEYS + 1) * KEYS);

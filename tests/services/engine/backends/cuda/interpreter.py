@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from triton.runtime import interpreter
 
-    patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, patch_language = interpreter._patch_lang_tensor, cache(interpreter._patch_lang)
 
     def index_of_one_number(tensor: Any, scope: Any) -> None:
         """Loops over loaded numbers need it: numpy 2.4 does not convert Triton 3.6's arrays of one number to int."""
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def patch_once(function: Any) -> Any:
+        """The language stays patched. Triton 3.7 patches it again at each call of a function, which takes most of the
+        interpreter's time."""
+        patch_language(function)
+        return interpreter._LangPatchScope()  # nothing to restore
+
     interpreter._patch_lang_tensor = index_of_one_number
+    interpreter._patch_lang = patch_once

@@ -1,0 +1,62 @@
+"""GPT-OSS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from services.engine.families.experts import Experts, with_experts
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
+from services.engine.parallel.layout import RowRange
+
+
+class GptOss(Experts):
+    """Llama's attention with sinks, and windows in every other layer; experts with biases and a clamped SwiGLU.
+
+    Checkpoints have one tensor for the experts of a layer, [experts, inputs, outputs], in which gates and the outputs
+    that they multiply alternate."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama; None without a limit of the SwiGLU, too."""
+        spec = with_experts(config, config.intermediate_size, True)
+        if spec is None or not config.swiglu_limit > 0:
+            return None
+        return replace(spec, sinks=True, swiglu_alpha=config.swiglu_alpha, swiglu_limit=config.swiglu_limit)
+
+    def layer(self, index: int) -> LayerWeights:
+        """See DecoderWeights."""
+        dim = self._spec.head_dim
+        first, end = self._head_rows(self._spec.group)
+        sinks = self._read(f"model.layers.{index}.self_attn.sinks", (first // dim, end // dim))
+        return replace(super().layer(index), sinks=sinks)
+
+    def _experts_of(self, layer: str) -> ExpertsWeights:
+        router = f"{layer}.mlp.router"
+        return ExpertsWeights(
+            Linear(self._read(f"{router}.weight"), self._read(f"{router}.bias")), self._each(f"{layer}.mlp.experts")
+        )
+
+    def _each(self, name: str) -> Iterator[tuple[Linear, Linear]]:
+        spec = self._spec.experts
+        assert spec is not None
+        inner = self._shard.of(spec.intermediate)
+        names = f"{name}.gate_up_proj", f"{name}.down_proj"
+        for expert in range(spec.count):
+            up, up_bias, down, down_bias = (
+                self._read(part, (expert, expert + 1))[0] for each in names for part in (each, f"{each}_bias")
+            )
+            yield (
+                Linear(_halves(up.t(), inner), _halves(up_bias, inner), names[:1]),
+                Linear(down[slice(*inner)].t(), None if self._shard.rank else down_bias, names[1:]),
+            )
+
+
+def _halves(alternating: torch.Tensor, inner: RowRange) -> torch.Tensor:
+    """Gates, and then what they multiply: these rows of both."""
+    own = slice(*inner)
+    return torch.cat([alternating[::2][own], alternating[1::2][own]])

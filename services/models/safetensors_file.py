@@ -1,0 +1,53 @@
+"""SafetensorsWriter: a safetensors file, written one tensor after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import torch
+
+LENGTH = 8  # bytes of the header's length, before the header
+ENTRY = 256  # bytes of a tensor in the header, without its name: dtype, sizes, offsets, and a word in the metadata
+DTYPES = {"uint8": "U8", "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+class SafetensorsWriter:
+    """The library writes only tensors that are in memory all together. The format has its header first, so room for it
+    is left, and what is not needed is filled with spaces, which the format allows."""
+
+    def __init__(self, file: Path, names: Iterable[str]) -> None:
+        """`names`: at least those of all tensors that will be added. Each may be a key of the metadata, too."""
+        room = ENTRY + sum(2 * len(json.dumps(name)) + ENTRY for name in names)
+        self._begin = LENGTH + -(-room // LENGTH) * LENGTH
+        self._entries: dict[str, object] = {}
+        self._at = 0
+        self._file = file.open("wb")
+        self._file.seek(self._begin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        import torch
+
+        assert name not in self._entries, name
+        end = self._at + tensor.nbytes
+        kind = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        self._entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [self._at, end]}
+        self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._at = end
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Write the header. Without it, the file cannot be read."""
+        header = json.dumps({"__metadata__": dict(metadata)} | self._entries, separators=(",", ":")).encode()
+        room = self._begin - LENGTH
+        assert len(header) <= room, (len(header), room)
+        self._file.seek(0)
+        self._file.write(room.to_bytes(LENGTH, "little") + header.ljust(room))
