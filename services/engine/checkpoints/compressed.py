@@ -13,13 +13,14 @@ from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+STATES = ("compressed", "frozen", None)  # the latter two of some checkpoints whose weights are compressed, too
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 
 
 def compressed_tensors(config: Config) -> Format:
     """Raises ModelError for what is not served."""
     field(config, "format", FORMATS, None)
-    field(config, "quantization_status", ("compressed",), "compressed")
+    field(config, "quantization_status", STATES, "compressed")
     if config.get("transform_config"):
         raise ModelError("compressed-tensors with transforms of activations (transform_config) is not served")
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":

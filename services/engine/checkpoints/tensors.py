@@ -16,13 +16,24 @@ from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.tensors import Checkpoint
 from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.errors import ModelError
+
+MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")  # of the methods; numbers have none
 
 
 def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | QuantizedCheckpoint:
     """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
-    folder has integers in groups. Raises ModelError."""
+    folder has integers in groups. Raises ModelError, also for quantized weights of which the config says nothing."""
     format_ = format_of(folder)
-    return QuantizedCheckpoint(folder, format_, as_stored) if format_ else Checkpoint(folder, as_stored)
+    if format_:
+        return QuantizedCheckpoint(folder, format_, as_stored)
+    numbers = Checkpoint(folder, as_stored)
+    marked = next((name for name in numbers.names if name.endswith(MARKS)), None)
+    if marked:
+        raise ModelError(
+            f"{folder.name} has quantized weights ({marked}), but its config.json has no quantization_config"
+        )
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,10 @@ class QuantizedCheckpoint:
             each = torch.stack([self.read(single).t() for single in own])
             return each[:, slice(*columns)] if columns else each
         if name not in self._modules:
-            return self._stored.read(name, rows, columns)
+            tensor = self._stored.read(name, rows, columns)
+            if tensor.itemsize == 1 and tensor.dtype != torch.bool:
+                raise ModelError(f"the tensor {name!r} has {tensor.dtype} without its scale")
+            return tensor
         whole = self._whole(name)
         numbers = whole if isinstance(whole, torch.Tensor) else whole.dequantize(torch.bfloat16)
         return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers

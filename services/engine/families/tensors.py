@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from services.engine.families.gguf import FORMATS, read_blocks
 from services.engine.families.kept import Quantization
@@ -64,8 +64,7 @@ class Checkpoint:
             file = folder / "model.safetensors"
             if not file.exists():
                 raise ModelError(f"{folder} holds no causal language model with safetensors")
-            with safe_open(file, framework="pt") as opened:
-                names = dict.fromkeys(opened.keys(), file)
+            names = dict.fromkeys(_open(file).keys(), file)
         self.bytes_read = 0
         self.quantization = Quantization()  # of the blocks
         self._as_stored = as_stored
@@ -131,8 +130,15 @@ class Checkpoint:
             raise ModelError(f"the weights have no tensor {name!r}")
         file = self._files[name]
         if file not in self._opened:
-            self._opened[file] = safe_open(file, framework="pt")
+            self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
