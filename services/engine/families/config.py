@@ -28,7 +28,8 @@ def load_whole_config(folder: Path) -> Any:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True)
         config = whole.get_text_config()
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} holds no model that transformers can read: {error}") from error
+        words = " ".join(str(error).split())
+        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
     _check(config)
     if format_of(folder):  # raises for a method that is not served
         if config.model_type in INPUTS_FIRST:
