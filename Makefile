@@ -9,6 +9,7 @@
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make families   each family of models that is served, tiny and random: its tokens are those of generate(); writes docs/models.md
+# make tools      checkpoints that GPTQModel and llm-compressor write, each tool in an environment of its own; writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
@@ -26,7 +27,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos families browser fuzz lint kernels verify bench evaluate locust clients image \
+.PHONY: serve test test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients image \
 	cluster-test simulate schemas clean
 
 serve: .venv/serve
@@ -36,7 +37,7 @@ serve: .venv/serve
 # one that compiles the kernels
 test: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not chaos and not containers and not families' --numprocesses 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder
 
 # where there is no compiler, tests of kernels are skipped
 kernels: .venv/test
@@ -56,6 +57,10 @@ chaos: .venv/test
 
 families: .venv/test
 	ORCA_FAMILIES=1 $(BIN)/python -m pytest -m families tests/services/engine/families/test_every_family.py
+
+tools: .venv/test
+	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) ORCA_TOOLS=1 \
+		$(BIN)/python -m pytest -m tools tests/services/engine/checkpoints/test_every_tool.py
 
 browser: .venv/test
 	ORCA_SCREENSHOTS=docs/live $(BIN)/python -m pytest tests/browser -m 'chaos or not chaos'
@@ -118,4 +123,4 @@ schemas:
 	@touch .venv/serve $@
 
 clean:
-	rm -rf .venv .clients .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .clients .tools .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

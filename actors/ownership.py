@@ -77,8 +77,7 @@ class Ownership:
 
     def __init__(self, context: SchedulerContext, seat: Seat, engine_lost_at: float | None) -> None:
         """`engine_lost_at` is the Unix time at which the death of the engine ended the previous ownership, if so."""
-        self._context = context
-        self._pool = context.pool
+        self._context, self._pool = context, context.pool
         self._seat = seat
         self._engine = SeatEngine(context.settings, seat.index, context.node)
         self._link: EngineLink | None = None
@@ -275,14 +274,18 @@ class Ownership:
                 await asyncio.sleep(self._context.settings.lease / 3)
 
     async def _release(self, struck: list[str]) -> None:
-        """Release the seat. While the pool is away, wait; after `stop`, leave it to the lease to expire instead."""
+        """Release the seat, and leave what was counted with the pool, as another process may be the next owner. While
+        the pool is away, wait; after `stop`, leave the seat to its lease to expire instead."""
+        seat, counted = self._seat, self._context.counters.take()
         while True:
             try:
-                return await self._pool.release(self._seat.name, self._seat.epoch, struck, self._removed)
+                if not await self._pool.release(seat.name, seat.epoch, struck, self._removed, counted):
+                    self._context.counters.put_back(counted)
+                return
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:
-                    return None
+                    return
                 await asyncio.sleep(self._context.settings.lease / 3)
 
     def _gauges(self) -> dict[str, float]:

@@ -29,7 +29,7 @@ from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
-from services.settings import exposure
+from services.settings import device, exposure
 from services.settings.settings import Settings
 from services.tracing.tracer import check_tracing
 
@@ -42,6 +42,7 @@ def run(arguments: list[str]) -> None:
     hidden = hide_secrets()
     settings = parse_serve(arguments)
     exposure.check(settings)
+    device.check(settings)
     check_tracing(settings.otlp_traces_endpoint)
     if settings.log_format == "json":
         configure(settings, "supervisor")
@@ -131,10 +132,6 @@ def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
 
     folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
     check_quantization(settings.quantization, model, folder)
-    if settings.chat_template:
-        from services.text import ChatTemplate
-
-        ChatTemplate.load(folder)
     return str(SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config))
 
 

@@ -23,38 +23,37 @@ class LastReports:
 
     def __init__(self, environment: Any) -> None:
         self._environment, self._runner = environment, environment.runner
-        self._test = 0  # the number of the test that the master ends
-        self._awaited = set[str]()  # workers that have not ended it
+        self._asked, self._reported = set[str](), set[str]()  # workers
         if isinstance(self._runner, WorkerRunner):
             self._runner.register_message(END, self._end)
+            environment.events.quitting.add_listener(self._end)  # an interrupt reaches all processes of a terminal
         elif isinstance(self._runner, MasterRunner):
             self._runner.register_message(ENDED, self._ended)
+            environment.events.test_start.add_listener(lambda **_: self._reported.clear())
             environment.events.test_stopping.add_listener(self._ask)
             environment.events.test_stop.add_listener(self._wait)
 
-    def _end(self, msg: Any, **_: Any) -> None:
+    def _end(self, **_: Any) -> None:
         self._runner.stop()
         report: dict[str, Any] = {}
         self._environment.events.report_to_master.fire(client_id=self._runner.client_id, data=report)
         self._runner.send_message("stats", report)
-        self._runner.send_message(ENDED, msg.data)
+        self._runner.send_message(ENDED)
 
     def _ask(self, **_: Any) -> None:
-        self._test += 1
-        self._awaited = self._present()
-        for worker in self._awaited:
-            self._runner.send_message(END, {"test": self._test}, client_id=worker)
+        self._asked = self._present()
+        for worker in self._asked:
+            self._runner.send_message(END, client_id=worker)
 
     def _ended(self, msg: Any, **_: Any) -> None:
-        if msg.data["test"] == self._test:
-            self._awaited.discard(msg.node_id)
+        self._reported.add(msg.node_id)
 
     def _wait(self, **_: Any) -> None:
         with gevent.Timeout(self._environment.stop_timeout + PATIENCE, False):
-            while self._awaited & self._present():
+            while (self._asked & self._present()) - self._reported:
                 gevent.sleep(POLL)
-        if self._awaited:
-            logger.warning("No last report of %s: its last requests are not counted", ", ".join(sorted(self._awaited)))
+        for worker in self._asked - self._reported:
+            logger.warning("No last report of %s: its last requests are not counted", worker)
 
     def _present(self) -> set[str]:
         return {client.id for client in self._runner.clients.all if client.state != STATE_MISSING}

@@ -44,6 +44,11 @@ class Counters:
         taken, self._sums = dict(self._sums), defaultdict(float)
         return taken
 
+    def put_back(self, taken: Mapping[str, float]) -> None:
+        """Add what `take` returned again, because the pool has not taken it."""
+        for series, by in taken.items():
+            self._sums[series] += by
+
     def _bounded(self, labels: dict[str, str]) -> Iterable[tuple[str, str]]:
         """The labels and their values, of which there are few."""
         if "tenant" in labels and labels["tenant"] not in self._tenants:

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from services.errors import ModelError
 from services.models.blocks import KINDS
 from services.models.convert import COUNT
-from services.models.gguf_file import parts_of, read_gguf, write_head
+from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
@@ -88,6 +89,17 @@ def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
     """
     parts = parts_of(source)
     readers = [read_gguf(part) for part in parts]
+    architecture = check_architecture(readers[0])
+    try:
+        _convert_parts(parts, readers, target, scratch)
+    except ModelError:
+        raise
+    except Exception as error:  # transformers reads what it does not know until something is absent
+        raise ModelError(f"it is of the architecture {architecture!r}: {type(error).__name__}: {error}") from error
+
+
+def _convert_parts(parts: list[Path], readers: list[Any], target: Path, scratch: Path) -> None:
+    source = parts[0]
     tensors = [tensor for reader in readers for tensor in reader.tensors]
     fields, dtype = readers[0].fields, _dtype(tensors)
     say(f"reading the weights of {source.name}")
@@ -201,4 +213,4 @@ if __name__ == "__main__":
     except Exception as error:
         shutil.rmtree(sys.argv[2], ignore_errors=True)
         words = " ".join(str(error).split())
-        sys.exit(f"{type(error).__name__}: {words}")
+        sys.exit(words if isinstance(error, ModelError) else f"{type(error).__name__}: {words}")

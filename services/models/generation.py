@@ -48,9 +48,11 @@ class SamplingDefaults:
         path = folder / FILE
         given = {} if generation_config == NEUTRAL else read_json(path) or {}
         where = str(path) if generation_config == "auto" else "generation_config"  # not a file of the cache
-        model = {name: _checked(where, name, given[name]) for name in _BOUNDS if given.get(name) is not None}
-        own = {name: _checked("override_generation_config", name, value) for name, value in (override or {}).items()}
-        return cls(**model | own)
+        try:
+            own = check_override(override or {})
+        except ValueError as error:
+            raise ModelError(f"override_generation_config: {error}") from None
+        return cls(**check_config(given, where) | own)
 
     def given(self) -> dict[str, float]:
         """Return the values that are not None, by name."""
@@ -60,12 +62,28 @@ class SamplingDefaults:
         return ", ".join(f"{name} {value:g}" for name, value in self.given().items())
 
 
-def _checked(where: str, name: str, value: Any) -> Any:
+def check_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of a generation_config.json that are sampling defaults. Raises ModelError, which names the file by
+    `where`, and a value that is out of range."""
+    try:
+        return {name: _checked(name, config[name]) for name in _BOUNDS if config.get(name) is not None}
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from None
+
+
+def check_override(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the setting `override_generation_config` as defaults. Raises ValueError for an unknown name, and
+    for a value that is out of range."""
+    return {name: _checked(name, value) for name, value in values.items()}
+
+
+def _checked(name: str, value: Any) -> Any:
     if name not in _BOUNDS:
-        raise ModelError(f"{where}: {name} is none of {', '.join(_BOUNDS)}")
+        raise ValueError(f"{name} is none of {', '.join(_BOUNDS)}")
     least, most = _BOUNDS[name]
     number = isinstance(value, int if name in _WHOLE else int | float) and not isinstance(value, bool)
     if not number or not least <= value <= most or (name == "top_p" and value == 0):
         wanted = "a whole number" if name in _WHOLE else "a number"
-        raise ModelError(f"{where}: {name} must be {wanted} from {least:g} to {most:g}, not {value!r}")
+        bounds = f"of at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
+        raise ValueError(f"{name} must be {wanted} {bounds}, not {value!r}")
     return max(value, 0) if name == "top_k" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,13 @@ from typing import Any
 from services.errors import ModelError
 
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+# architectures that transformers reads, with the reason why they are not served
+REFUSED = {
+    **dict.fromkeys(("bloom", "falcon"), "its attention cannot be replaced"),
+    **dict.fromkeys(("t5", "t5encoder"), "models with an encoder and a decoder are not served"),
+    "lfm2": "layers of type conv are not served",
+    "mamba": "it has no attention",
+}
 _OF_SPLITS = ("split.no", "split.count", "split.tensors.count")
 _OF_FILES = ("GGUF.", "general.alignment")  # what a writer writes itself
 
@@ -32,6 +40,12 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
+def is_first(file: Path) -> bool:
+    """Whether a model is named by this file: by the first of its parts."""
+    match = PART.fullmatch(file.name)
+    return match is None or int(match["number"]) == 1
+
+
 def name_of(file: Path) -> str:
     """The name of the model in a GGUF file, without the number of a part."""
     match = PART.fullmatch(file.name)
@@ -39,18 +53,24 @@ def name_of(file: Path) -> str:
 
 
 def read_gguf(file: Path) -> Any:
-    """A GGUFReader of the file. Raises ModelError for a tensor whose type the package gguf does not read."""
+    """A GGUFReader of the file. Raises ModelError for a file that is truncated or no GGUF file, and for a tensor whose
+    type the package gguf does not read."""
     import gguf
     import numpy as np
 
     class Reader(gguf.GGUFReader):
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            end = start_offs
             for field in fields:
-                _, name, _, _, raw, _ = field.parts
-                _check_type(file, bytes(name).decode(), int(raw[0]))
+                _, name, _, dims, raw, offset = field.parts
+                kind = _checked_type(bytes(name).decode(), int(raw[0]))
+                numbers, stored = gguf.GGML_QUANT_SIZES[kind]
+                end = max(end, start_offs + int(offset[0]) + math.prod(dims.tolist()) // numbers * stored)
+            if end > len(self.data):
+                raise ModelError(f"{file.name} is truncated: it has {len(self.data):,} bytes, by its header {end:,}")
             super()._build_tensors(start_offs, fields)
 
-    def _check_type(file: Path, name: str, number: int) -> None:
+    def _checked_type(name: str, number: int) -> Any:
         known = {int(kind): kind for kind in gguf.GGMLQuantizationType}
         kind = known.get(number)
         if kind is None:
@@ -61,8 +81,24 @@ def read_gguf(file: Path) -> Any:
                 gguf.dequantize(blank, kind)
         except NotImplementedError:
             raise ModelError(f"{file.name}: tensor {name!r} has the type {kind.name}, which is not served") from None
+        return kind
 
-    return Reader(file)
+    try:
+        return Reader(file)
+    except (ValueError, IndexError, KeyError) as error:  # so the package finds that bytes are absent or wrong
+        size = file.stat().st_size
+        raise ModelError(f"the header of {file.name}, which has {size:,} bytes, cannot be read: {error}") from error
+
+
+def check_architecture(reader: Any) -> str:
+    """The architecture of a file. Raises ModelError for one that transformers reads, and that is not served."""
+    field = reader.fields.get("general.architecture")
+    if field is None:
+        raise ModelError("it names no architecture (general.architecture)")
+    architecture = str(field.contents())
+    if why := REFUSED.get(architecture):
+        raise ModelError(f"it is of the architecture {architecture!r}, which is not served: {why}")
+    return architecture
 
 
 def write_head(readers: list[Any], target: Path) -> None:

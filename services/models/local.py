@@ -8,7 +8,8 @@ from pathlib import Path
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
-from services.models.gguf_file import name_of, parts_of
+from services.models.gguf_file import is_first, name_of, parts_of
+from services.models.model_type import check_model_type
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -28,14 +29,24 @@ def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
     """
     folder = Path(os.path.abspath(folder))  # unlike `resolve`, this keeps the name of a link
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is no transformers model: it has no config.json")
+        raise ModelError(f"{folder} is no transformers model: it has no config.json{_instead(folder)}")
     weights = [file for pattern in WEIGHTS for file in sorted(folder.glob(pattern))]
     if not weights:
         raise ModelError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    check_model_type(folder)
     if weights[0].suffix == ".safetensors" and (folder / "tokenizer.json").is_file():
         return folder
     identity = "\n".join(_stamp(file) for file in (*weights, folder / "config.json"))
     return _converted(folder, f"folder {identity}", folder.name, cache_dir, progress)
+
+
+def _instead(folder: Path) -> str:
+    """The GGUF files in `folder` that can be served, as the end of a message; empty if there are none."""
+    files = [file for file in sorted(folder.glob("*.gguf")) if is_first(file)]
+    if not files:
+        return ""
+    others = f" (or another of its {len(files)} GGUF files)" if len(files) > 1 else ""
+    return f"; name its GGUF file instead: {files[0]}{others}"
 
 
 def _converted(source: Path, identity: str, name: str, cache_dir: Path, progress: Progress) -> Path:

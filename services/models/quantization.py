@@ -11,6 +11,7 @@ from services.models.info import read_json
 from services.models.resolve import split
 
 GGUF = "gguf"
+SERVED = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", GGUF)
 # vLLM's names of GPU kernels, and the method of the checkpoints that they are for
 KERNELS = {"gptq_marlin": "gptq", "gptq_bitblas": "gptq", "awq_marlin": "awq"}
 

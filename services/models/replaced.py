@@ -78,15 +78,30 @@ def with_replaced(info: ModelInfo, folder: Path, replaced: Replaced) -> ModelInf
     return replace(info, revision=digest.hexdigest()[:12])
 
 
-def _tokenizer_folder(name: str, cache_dir: Path, progress: Progress) -> Path:
-    repo, revision = split(name)
+def local_tokenizer(name: str) -> Path | None:
+    """The folder on this machine that the setting `tokenizer` names; None if it names a repository of the hub. Raises
+    ValueError if the folder is absent, or without a tokenizer."""
+    repo, _ = split(name)
     folder = Path(repo).expanduser()
     if not folder.is_dir():
         if folder.exists() or folder.is_absolute() or repo.startswith((".", "~")):
-            raise ModelError(f"tokenizer: {folder} is no folder")
-        folder = fetch_from_hub(repo, cache_dir, progress, revision, tokenizer=True)
+            raise ValueError(f"{folder} is no folder")
+        return None
     if not (folder / "tokenizer.json").is_file():
-        raise ModelError(f"tokenizer: {name} has no tokenizer.json")
+        raise ValueError(f"{folder} has no tokenizer.json")
+    return folder
+
+
+def _tokenizer_folder(name: str, cache_dir: Path, progress: Progress) -> Path:
+    try:
+        folder = local_tokenizer(name)
+    except ValueError as error:
+        raise ModelError(f"tokenizer: {error}") from None
+    if folder is None:
+        repo, revision = split(name)
+        folder = fetch_from_hub(repo, cache_dir, progress, revision, tokenizer=True)
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"tokenizer: {name} has no tokenizer.json")
     return folder
 
 

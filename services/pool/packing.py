@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -93,7 +93,7 @@ def check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) 
         raise ValueError(f"{id}: {len(tokens)} tokens, log probabilities of {len(logprobs)}")
 
 
-def pack_counters(counters: dict[str, float]) -> bytes:
+def pack_counters(counters: Mapping[str, float]) -> bytes:
     """Names and increments, alternating. Increments are text, which the server adds without loss."""
     flat: list[str] = []
     for name, by in counters.items():

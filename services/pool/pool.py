@@ -10,18 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services import wire
-from services.messages import (
-    Exchange,
-    ExchangeReply,
-    Group,
-    Snapshot,
-    Submission,
-    SubmitReply,
-    TokenEvent,
-)
+from services.messages import Exchange, ExchangeReply, Group, Snapshot, Submission, SubmitReply, TokenEvent
 from services.overview import Overview
 from services.pool import packing
 from services.pool.broadcast import Broadcast
@@ -225,13 +217,22 @@ class RequestPool:
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8), after)
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
 
-    async def release(self, seat: str, epoch: str, struck: Sequence[str] = (), removed: bool = False) -> None:
-        """Give the seat back; what it ran waits again. Has no effect if the seat has another epoch.
+    async def release(
+        self,
+        seat: str,
+        epoch: str,
+        struck: Sequence[str] = (),
+        removed: bool = False,
+        counters: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Give the seat back; what it ran waits again. `counters` are increments that no exchange carries any more.
+        False, without any effect, if the seat has another epoch.
 
         `struck` are the ids that were in an iteration when the seat's engine died. A sequence that is struck three
         times with no token committed in between ends with an error. A surplus seat whose engine is `removed` is gone.
         """
-        await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))), int(removed))
+        args = seat, epoch, pack(sorted(set(struck))), int(removed), pack_counters(counters or {})
+        return bool(await self._server.run("release", self._prefix, *args))
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
         """How many engines a cluster is to have, and its seats.

@@ -9,29 +9,40 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings
 
+from services.errors import ModelError
 from services.settings.types import Section
 
 CONFIG = "generation_config.json"
 
 
-def _absolute(name: str) -> str:
+def _tokenizer(name: str) -> str:
     """Return the path of a local folder from the root, since the working folders of processes differ; a hub id stays as
     it is."""
-    return str(Path(name).expanduser().absolute()) if name and Path(name).expanduser().exists() else name
+    if not name:
+        return name
+    from services.models.replaced import local_tokenizer  # takes 25 ms, and few users set it
+
+    folder = local_tokenizer(name)
+    return str(folder.absolute()) if folder else name
 
 
 def _template(given: str) -> str:
     """Return the template in the file `given`, or `given` if it is a template itself. So the template is read once, and
     all processes of the server have the same."""
-    template = given
+    if not given:
+        return given
+    template, where = given, ""
     try:
-        if given:
-            template = Path(given).expanduser().read_text(encoding="utf-8")
+        template, where = Path(given).expanduser().read_text(encoding="utf-8"), f"{given}, "
     except (OSError, ValueError) as error:
         if "{" not in given:
             raise ValueError(f"is neither a file that can be read nor a template: {error}") from None
-    if given and "{" not in template:
+    if "{" not in template:
         raise ValueError("is no template: without a '{', it would ignore the messages")
+    from services.text.chat_template import fault_of  # takes 70 ms, and few users set it
+
+    if fault := fault_of(template):
+        raise ValueError(f"is no valid template: {where}{fault}")
     return template
 
 
@@ -39,16 +50,44 @@ def _generation_config(given: str) -> str:
     """Return `auto`, `vllm`, or the JSON of the config in the folder `given`; the JSON itself is accepted too."""
     if given in ("auto", "vllm"):
         return given
-    text = given
+    text, where = given, CONFIG
     if not given.startswith("{"):
+        file = Path(given).expanduser() / CONFIG
         try:
-            text = (Path(given).expanduser() / CONFIG).read_text(encoding="utf-8")
+            text, where = file.read_text(encoding="utf-8"), str(file)
         except (OSError, ValueError) as error:
             raise ValueError(f"is neither auto, vllm nor a folder with a {CONFIG}: {error}") from None
-    config = json.loads(text)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG} holds {type(config).__name__}, not an object")
+        raise ValueError(f"{where} holds {type(config).__name__}, not an object")
+    from services.models.generation import check_config  # takes 25 ms, and few users have such a file
+
+    try:
+        check_config(config, where)
+    except ModelError as error:
+        raise ValueError(str(error)) from None
     return json.dumps(config)
+
+
+def _override(values: dict[str, int | float]) -> dict[str, int | float]:
+    if values:
+        from services.models.generation import check_override
+
+        check_override(values)
+    return values
+
+
+def method(given: str) -> str:
+    """Return the quantization method `given` in lower case, as in the checkpoints that it is the method of."""
+    if given:
+        from services.models.quantization import KERNELS, SERVED  # takes 25 ms, and few users set it
+
+        if given.lower() not in (*SERVED, *KERNELS):
+            raise ValueError(f"no method that is served; these are: {', '.join((*SERVED, *KERNELS))}")
+    return given.lower()
 
 
 class ModelSettings(BaseSettings):
@@ -65,7 +104,7 @@ class ModelSettings(BaseSettings):
     ] = ""
     tokenizer: Annotated[
         str,
-        AfterValidator(_absolute),
+        AfterValidator(_tokenizer),
         Field(description="a folder or hub id (REPOSITORY@REVISION) with another tokenizer; empty: the model's own"),
     ] = ""
     chat_template: Annotated[
@@ -83,6 +122,7 @@ class ModelSettings(BaseSettings):
     ] = "auto"
     override_generation_config: Annotated[
         dict[str, int | float],
+        AfterValidator(_override),
         Field(description="sampling defaults as JSON, before those of generation_config"),
     ] = {}
 

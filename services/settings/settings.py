@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.files import user_cache
 from services.settings.addresses import is_loopback, normalize
 from services.settings.autoscaling import AutoscalingSettings
-from services.settings.model import ModelSettings
+from services.settings.model import ModelSettings, method
 from services.settings.observability import ObservabilitySettings
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
@@ -78,7 +78,7 @@ class Settings(
     ] = "auto"
     quantization: Annotated[
         str,
-        AfterValidator(str.lower),
+        AfterValidator(method),
         Field(
             description="the method of the checkpoint (gptq, awq, fp8, compressed-tensors, mxfp4, gguf), which is "
             "found without it: another one is refused. Changes nothing; the setting weights says how they are kept"

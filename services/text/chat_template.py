@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,7 +41,7 @@ class ChatTemplate:
             self._tool_template = environment.from_string(with_tools)
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
-            raise ModelError(f"the chat template is not valid: {error}") from None
+            raise ModelError(f"the chat template is not valid: {_place(error)}") from None
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -50,7 +50,10 @@ class ChatTemplate:
         config = TokenizerConfig.load(folder)
         if config.chat_template is None:
             return None
-        return cls(config.chat_template, config.named_tokens, config.tool_template)
+        try:
+            return cls(config.chat_template, config.named_tokens, config.tool_template)
+        except ModelError as error:
+            raise ModelError(f"{config.template_file}: {error}") from None
 
     def apply(
         self,
@@ -87,6 +90,19 @@ class ChatTemplate:
             raise ValueError("the last message has no text to continue")
         given[-1]["content"] = content + _MARK
         return _open(_render(template, given, variables), content)
+
+
+def fault_of(source: str) -> str:
+    """Why `source` is no valid template, with the line; empty if it is one."""
+    try:
+        _environment().from_string(source)
+    except TemplateError as error:
+        return _place(error)
+    return ""
+
+
+def _place(error: TemplateError) -> str:
+    return f"line {error.lineno}: {error}" if isinstance(error, TemplateSyntaxError) else str(error)
 
 
 def _render(template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:

@@ -16,11 +16,13 @@ DEFAULT_CLASS = "PreTrainedTokenizerFast"  # what transformers uses if only toke
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
     """`named_tokens`: `bos_token`, `eos_token` etc. as text. `chat_template`: the source of the template, or None.
-    `tool_template`: the source of the one for requests with tools, if the model has two."""
+    `template_file`: where it is. `tool_template`: the source of the one for requests with tools, if the model has
+    two."""
 
     tokenizer_class: str
     named_tokens: dict[str, str]
     chat_template: str | None
+    template_file: Path
     tool_template: str | None = None
 
     @classmethod
@@ -37,6 +39,7 @@ class TokenizerConfig:
             str(config.get("tokenizer_class") or DEFAULT_CLASS),
             _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
             file.read_text(encoding="utf-8") if written else _template_of(template, "default"),
+            file if written else folder / "tokenizer_config.json",
             None if written or isinstance(template, str) else _template_of(template, "tool_use"),
         )
 

@@ -14,14 +14,24 @@ from services.settings.settings import Settings
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy_to(folder: Path) -> Path:
     """A copy of the sources, like that of another installation."""
     for file in source_files(ROOT):
-        target = tmp_path / file.relative_to(ROOT)
+        target = folder / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return copy_to(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def restored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for tests that leave it as it was."""
+    return copy_to(tmp_path_factory.mktemp("restored"))
 
 
 def test_two_installations_of_the_same_sources_are_the_same_build(copy: Path) -> None:
@@ -44,10 +54,13 @@ def test_files_made_beside_the_sources_change_nothing(copy: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("file", [file.relative_to(ROOT).as_posix() for file in source_files(ROOT)])
-def test_every_source_counts(copy: Path, file: str) -> None:
-    build = build_of(Settings(), copy)
-    (copy / file).write_bytes((copy / file).read_bytes() + b"\n")
-    assert build_of(Settings(), copy) != build
+def test_every_source_counts(restored: Path, file: str) -> None:
+    source, build = restored / file, build_of(Settings(), restored)
+    text = source.read_bytes()
+    source.write_bytes(text + b"\n")
+    changed = build_of(Settings(), restored)
+    source.write_bytes(text)
+    assert changed != build
 
 
 def test_another_format_of_keys_and_values_is_another_build() -> None:

@@ -36,6 +36,7 @@ from load.server import until
 from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
+from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.settings.sources import load
 
@@ -85,6 +86,7 @@ async def test_an_owner_in_a_pool_whose_clock_is_behind_gets_a_later_epoch(pool_
         pool=pool,
         owner="me",
         node=ray.util.get_node_ip_address(),
+        counters=Counters(),
         cost=IterationCost(),
         lifeline=SimpleNamespace(watchers=0),
     )

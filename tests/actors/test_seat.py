@@ -18,6 +18,7 @@ from actors.scheduler import engines_in
 from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
 from services.errors import NotWanted, PoolUnavailable, StaleEpoch
+from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats, SeatGrant
 from services.settings.settings import Settings
@@ -258,10 +259,27 @@ async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
     await pool.scale("c", 1)
     grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
     settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
-    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline)
+    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline, counters=Counters())
     await Ownership(context, Seat("c/1", 1, grant.epoch, surplus=True, shared=shared), None).run()
     assert removed == ([] if shared else [1])
     assert (await pool.engines("c", 1)).indices == [0]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_what_an_owner_counted_stays_with_the_pool_when_it_gives_the_seat_back(
+    pool: RequestPool, lost: bool
+) -> None:
+    """Another process may take the seat. What was counted in a seat that is lost is kept for the next one."""
+    grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
+    await pool.scale("c", 1)
+    counters = Counters()
+    counters.inc("orca:engine_losses", engine="1")
+    settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
+    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline, counters=counters)
+    epoch = "0:stale" if lost else grant.epoch
+    await Ownership(context, Seat("c/1", 1, epoch, surplus=True, shared=True), None).run()
+    counted = {"orca:engine_losses|1": 1.0}
+    assert ((await pool.overview()).counters, counters.take()) == (({}, counted) if lost else (counted, {}))
 
 
 def test_a_seat_that_two_pools_have_counts_once_for_the_number_of_schedulers() -> None:

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-
-from tests.clients.catalogue import Client
+from typing import Literal, Protocol
 
 UV = "uv==0.13.9"
 INSTALL_TIMEOUT = 1800.0  # seconds
@@ -18,7 +17,20 @@ PIP_TO_UV = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_EXTRA_INDEX_URL": "UV_IND
 
 
 class NotInstalled(Exception):
-    """The client cannot be installed here; says why."""
+    """Packages cannot be installed here; says why."""
+
+
+class Installed(Protocol):
+    """What is installed: see Client."""
+
+    @property
+    def packages(self) -> tuple[str, ...]: ...
+
+    @property
+    def kind(self) -> Literal["python", "npm"]: ...
+
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
 
 
 class Environments:
@@ -28,7 +40,7 @@ class Environments:
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def command(self, client: Client, script: Path) -> list[str]:
+    def command(self, client: Installed, script: Path) -> list[str]:
         """What runs `script` in the client's environment.
 
         Raises:
@@ -47,7 +59,7 @@ class Environments:
             shutil.copy(file, place)
         return ["node", str(place / script.name)]
 
-    def _python(self, client: Client, place: Path) -> None:
+    def _python(self, client: Installed, place: Path) -> None:
         uv = self._uv()
         environment = os.environ | {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
         _run([uv, "venv", "--python", sys.executable, "--allow-existing", str(place)], environment)
@@ -58,7 +70,7 @@ class Environments:
             install += ["--override", str(overrides)]
         _run(install, environment)
 
-    def _npm(self, client: Client, place: Path) -> None:
+    def _npm(self, client: Installed, place: Path) -> None:
         if not shutil.which("npm"):
             raise NotInstalled("npm is not on the PATH")
         (place / "package.json").write_text("{}")
@@ -73,7 +85,7 @@ class Environments:
         return str(place / "bin" / "uv")
 
 
-def _key(client: Client) -> str:
+def _key(client: Installed) -> str:
     """The same for clients with the same packages, which share one environment."""
     packages = "\n".join((client.kind, sys.version, *client.packages, *client.overrides))
     name = client.packages[0].strip("@").split("=")[0].split("[")[0].split("@")[0].replace("/", "-")

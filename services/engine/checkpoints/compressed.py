@@ -6,20 +6,21 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.floats import NOT_EXECUTED, scaled
+from services.engine.checkpoints.floats import Block, scaled, scaled_groups
 from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
 from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+STATES = ("compressed", "frozen", None)  # the latter two of some checkpoints whose weights are compressed, too
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 
 
 def compressed_tensors(config: Config) -> Format:
     """Raises ModelError for what is not served."""
     field(config, "format", FORMATS, None)
-    field(config, "quantization_status", ("compressed",), "compressed")
+    field(config, "quantization_status", STATES, "compressed")
     if config.get("transform_config"):
         raise ModelError("compressed-tensors with transforms of activations (transform_config) is not served")
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
@@ -31,13 +32,14 @@ def compressed_tensors(config: Config) -> Format:
                 f"compressed-tensors with {each.get('type', 'int')} weights of {each['num_bits']} bits is not served, "
                 "only int weights of 4 or 8 bits and float weights of 8"
             )
-    blocks = {tuple(each["block_structure"]) for each in weights if each.get("block_structure")}
+    blocks: set[Block] = {tuple(each["block_structure"]) for each in weights if each.get("block_structure")}
     if len(blocks) > 1:
         raise ModelError(f"compressed-tensors with blocks of several sizes is not served: {sorted(blocks)}")
     others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
     parts = (*(f".weight_{part}" for part in PARTS), *others)
-    read = partial(_read, next(iter(blocks), None))
-    return Format({".weight_scale": ".weight"}, parts, read, _method(config, weights), _integers)
+    block = next(iter(blocks), None)
+    read, groups = partial(_read, block), partial(_groups_of, block)
+    return Format({".weight_scale": ".weight"}, parts, read, _method(config, weights), groups)
 
 
 def _method(config: Config, weights: list[Config]) -> str:
@@ -48,18 +50,18 @@ def _method(config: Config, weights: list[Config]) -> str:
     return f"{method}, {describe_integers(bits, group)}" if kind == "int" and not kinds else method
 
 
-def _integers(parts: Parts) -> Groups:
-    """See `groups` of Format. Integers of fewer than eight bits may be stored in bytes, too."""
+def _groups_of(block: Block | None, parts: Parts) -> Groups:
+    """See Format. Integers of fewer than eight bits may be stored in bytes, too."""
     packed = parts.optional("weight_shape") is not None
     if not packed and parts.tensor("weight", (0, 1)).dtype != torch.int8:
-        return NOT_EXECUTED
+        return scaled_groups(parts.shape("weight")[1], parts.shape("weight_scale"), block)
     inputs = int(parts.tensor("weight_shape")[1]) if packed else parts.shape("weight")[1]
     bits = parts.shape("weight_packed")[1] * 32 // inputs if packed else 8
     scale = parts.shape("weight_scale")
     return groups_of(bits, inputs, scale[1] if len(scale) == 2 else 1, parts.optional("weight_g_idx"))
 
 
-def _read(block: tuple[int, int] | None, parts: Parts) -> Weight:
+def _read(block: Block | None, parts: Parts) -> Weight:
     scale = parts.tensor("weight_scale")
     packed = parts.optional("weight_packed")
     if packed is not None:

@@ -3,60 +3,83 @@ stores its experts. Activations stay in the served dtype, also where the checkpo
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 
 from services.engine.checkpoints.format import Config, Format, Parts, field
+from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.values import GroupFormat, Values
 from services.errors import ModelError
 
-NOT_EXECUTED = "FP8 is not executed"
 NUMBERS = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale")  # DeepSeek and Qwen name it by its inverse, but it is the factor itself
-HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # MXFP4's numbers without the sign
 BIAS = 127  # of MXFP4's exponents
+MXFP4_GROUP = 32
+Block = tuple[int, int]  # outputs and inputs that share a scale
 
 
 def fp8(config: Config) -> Format:
     """Raises ModelError for what is not served."""
     field(config, "fmt", ("e4m3",), "e4m3")
-    block = config.get("weight_block_size")
+    size = config.get("weight_block_size")
+    block = (size[0], size[1]) if size else None
     parts = (*(f".{scale}" for scale in SCALES), ".input_scale", ".activation_scale")
-    read = partial(_read_fp8, tuple(block) if block else None)
+    read = partial(_read_fp8, block)
     method = f"{config['quant_method']}{f', blocks of {block[0]} x {block[1]}' if block else ''}"
-    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, lambda _: NOT_EXECUTED)
+    groups = partial(_fp8_groups, block)
+    return Format({f".{scale}": ".weight" for scale in SCALES}, parts, read, method, groups)
 
 
-def _read_fp8(block: tuple[int, int] | None, parts: Parts) -> torch.Tensor:
-    scale = parts.optional(SCALES[0])
-    return scaled(parts.tensor("weight"), parts.tensor(SCALES[1]) if scale is None else scale, block)
+def _read_fp8(block: Block | None, parts: Parts) -> QuantizedWeight:
+    return scaled(parts.tensor("weight"), parts.tensor(_scale_of(parts)), block)
 
 
-def scaled(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
-    """The weight times its scales, in bfloat16. `block`: outputs and inputs that share one; the last may be smaller."""
+def _fp8_groups(block: Block | None, parts: Parts) -> GroupFormat:
+    return scaled_groups(parts.shape("weight")[1], parts.shape(_scale_of(parts)), block)
+
+
+def _scale_of(parts: Parts) -> str:
+    """The name of a module's scales."""
+    return SCALES[1] if parts.optional(SCALES[0]) is None else SCALES[0]
+
+
+def scaled(weight: torch.Tensor, scale: torch.Tensor, block: Block | None) -> QuantizedWeight:
+    """The weight, e4m3, with its scales."""
     if weight.dtype != NUMBERS:
         raise ModelError(f"weights of type {weight.dtype} with scales are not served, only {NUMBERS}")
     rows, columns = weight.shape
+    size = scaled_groups(columns, tuple(scale.shape), block).size
     factors = scale.to(torch.float32)
     if block and factors.numel() > 1:
-        factors = factors.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
-    elif factors.numel() == 1:
-        factors = factors.reshape(1, 1)
+        factors = factors.repeat_interleave(block[0], 0)[:rows]
+        factors = factors.repeat_interleave(block[1] // size, 1)[:, : columns // size]
     else:
-        factors = factors.reshape(rows, 1)
-    return (weight.to(torch.float32) * factors).to(torch.bfloat16)
+        factors = factors.reshape(-1, 1).expand(rows, 1)
+    return QuantizedWeight.of_values(weight.view(torch.uint8), factors.contiguous(), size, Values.E4M3)
+
+
+def scaled_groups(inputs: int, scale: tuple[int, ...], block: Block | None) -> GroupFormat:
+    """The groups of `scaled`, for a scale of this shape. If the last block is smaller than the others, blocks are
+    several groups."""
+    size = math.gcd(block[1], inputs) if block and math.prod(scale) > 1 else inputs
+    return GroupFormat(8, size, Values.E4M3)
 
 
 def mxfp4(config: Config) -> Format:
-    parts = ("_blocks", "_scales")
-    return Format({"_blocks": ""}, parts, _read_mxfp4, "mxfp4", lambda _: "MXFP4 is not executed", by_expert=True)
+    """Weights of experts, which a tensor has for all experts of a layer."""
+    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", _mxfp4_groups, of_experts=True)
 
 
-def _read_mxfp4(parts: Parts) -> torch.Tensor:
-    """Experts [experts, inputs, outputs]. The file has them as [experts, outputs, groups, 16], with the lower half of a
-    byte first; the 32 numbers of a group share an exponent."""
+def _read_mxfp4(parts: Parts) -> QuantizedWeight:
+    """The file has [outputs, groups, 16] bytes, with the lower half of each first, and an exponent for each group."""
     blocks, exponents = parts.tensor("blocks"), parts.tensor("scales").to(torch.int32) - BIAS
-    numbers = torch.tensor([*HALVES, *(-half for half in HALVES)])
-    pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
-    weights = torch.ldexp(numbers[pairs.long()], exponents[..., None])
-    return weights.to(torch.bfloat16).flatten(-2).transpose(1, 2).contiguous()
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
+    return QuantizedWeight.of_values(
+        codes, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents), MXFP4_GROUP, Values.E2M1
+    )
+
+
+def _mxfp4_groups(parts: Parts) -> GroupFormat:
+    return GroupFormat(4, MXFP4_GROUP, Values.E2M1)

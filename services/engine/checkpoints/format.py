@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 
 from services.engine.families.quantized import QuantizedWeight, Weight
+from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 
-# bits and inputs of a group of a QuantizedWeight, or why a weight is numbers that no backend executes as it is stored
-Groups = tuple[int, int] | str
+# how a QuantizedWeight is stored, or why a weight is numbers that no backend executes as it is stored
+Groups = GroupFormat | str
 Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
 
 
@@ -35,15 +36,17 @@ class Parts(Protocol):
 class Format:
     """`marks`: a tensor whose name ends so belongs to a quantized weight, whose own name has the other end instead.
     `parts`: the ends of all tensors that only `read` uses. `method`: for people. `groups`: what `read` will return,
-    from shapes and order alone; modules of a checkpoint may differ. `by_expert`: each tensor of a module has a row for
-    each of several weights, so that some of these can be read without the others."""
+    from shapes and order alone; modules of a checkpoint may differ.
+
+    `of_experts`: the tensors have the parts of all experts of a layer, and `read` gets those of one. transformers has
+    such weights as [experts, inputs, outputs]."""
 
     marks: Mapping[str, str]
     parts: tuple[str, ...]
     read: Callable[[Parts], Weight]  # the weight [outputs, inputs]
     method: str
     groups: Callable[[Parts], Groups]
-    by_expert: bool = False
+    of_experts: bool = False
 
 
 def field(config: Config, name: str, served: tuple[Any, ...], default: Any) -> Any:
@@ -85,7 +88,7 @@ def neighbours(inputs: int, groups: int, order: torch.Tensor | None) -> int:
 def groups_of(bits: int, inputs: int, groups: int, order: torch.Tensor | None) -> Groups:
     """What `grouped` returns for so many groups."""
     size = neighbours(inputs, groups, order)
-    return (bits, size) if size else "groups of act-order are not executed"
+    return GroupFormat(bits, size) if size else "groups of act-order are not executed"
 
 
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:

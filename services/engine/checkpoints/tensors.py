@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,29 +14,45 @@ from services.engine.checkpoints.methods import format_of
 from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.tensors import Checkpoint
+from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.errors import ModelError
+
+MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")  # of the methods; numbers have none
 
 
 def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | QuantizedCheckpoint:
     """The tensors of a transformers folder, quantized or not. `as_stored`: weights are QuantizedWeights where the
-    folder has integers in groups. Raises ModelError."""
+    folder has integers in groups. Raises ModelError, also for quantized weights of which the config says nothing."""
     format_ = format_of(folder)
-    return QuantizedCheckpoint(folder, format_, as_stored) if format_ else Checkpoint(folder, as_stored)
+    if format_:
+        return QuantizedCheckpoint(folder, format_, as_stored)
+    numbers = Checkpoint(folder, as_stored)
+    marked = next((name for name in numbers.names if name.endswith(MARKS)), None)
+    if marked:
+        raise ModelError(
+            f"{folder.name} has quantized weights ({marked}), but its config.json has no quantization_config"
+        )
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """See Parts. `stem`: the names of its tensors up to their ends. `rows`: those that are read; None: all."""
+    """See Parts. `stem`: the names of its tensors up to their ends. `expert`: that of several which it is."""
 
     stored: Checkpoint
     stem: str
-    rows: RowRange | None = None
+    expert: int | None = None
 
     def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
-        return self.stored.read(self.stem + name, rows or self.rows)
+        if self.expert is None:
+            return self.stored.read(self.stem + name, rows)
+        own = self.stored.read(self.stem + name, (self.expert, self.expert + 1))[0]
+        return own[slice(*rows)] if rows else own
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.stored.shape(self.stem + name)
+        shape = self.stored.shape(self.stem + name)
+        return shape if self.expert is None else shape[1:]
 
     def optional(self, name: str) -> torch.Tensor | None:
         return self.tensor(name) if self.stem + name in self.stored else None
@@ -43,19 +60,32 @@ class _Module:
 
 class QuantizedCheckpoint:
     """See Tensors. `read` returns a quantized weight as numbers, rounded to bfloat16. Parts of a quantized weight are
-    cut from the whole, but experts are read one by one."""
+    cut from the whole.
+
+    Of a weight of all experts, `experts.NAME`, each expert is also a weight [outputs, inputs] of its own:
+    `experts.0.NAME.weight` and so on. These are not among `names`."""
 
     def __init__(self, folder: Path, format_: Format, as_stored: bool = False) -> None:
         """Raises ModelError for a folder without safetensors."""
         self._stored = Checkpoint(folder)
         self._format = format_
-        self._modules = {}
+        self._modules: dict[str, _Module] = {}
+        self._experts: dict[str, list[str]] = {}  # the names of each expert's, by that of all
         for name in self._stored.names:
             for mark, own in format_.marks.items():
                 if name.endswith(mark):
-                    stem = name.removesuffix(mark)
-                    self._modules[stem + own] = _Module(self._stored, stem + mark[0])
+                    self._add(name, name.removesuffix(mark), mark, own)
         self._as_stored = as_stored
+
+    def _add(self, name: str, stem: str, mark: str, own: str) -> None:
+        """Add the weight, or those of experts, of which one of the tensors is `name`."""
+        if not self._format.of_experts:
+            self._modules[stem + own] = _Module(self._stored, stem + mark[0])
+            return
+        experts, _, part = stem.rpartition(".")
+        singles = [f"{experts}.{i}.{part}.weight" for i in range(self._stored.rows(name))]
+        self._modules |= {single: _Module(self._stored, stem + mark[0], i) for i, single in enumerate(singles)}
+        self._experts[stem + own] = singles
 
     @property
     def bytes_read(self) -> int:
@@ -63,7 +93,7 @@ class QuantizedCheckpoint:
         return self._stored.bytes_read
 
     @property
-    def groups(self) -> dict[str, tuple[int, int]]:
+    def groups(self) -> dict[str, GroupFormat]:
         """See Tensors."""
         found = self._found if self._as_stored else {}
         return {name: groups for name, groups in found.items() if not isinstance(groups, str)}
@@ -72,7 +102,12 @@ class QuantizedCheckpoint:
     def quantization(self) -> Quantization:
         """See Tensors."""
         refused = {name: why for name, why in self._found.items() if isinstance(why, str)}
-        return Quantization(self._format.method, frozenset(self._modules), refused)
+        return Quantization(self._format.method, frozenset(self._weights), refused)
+
+    @property
+    def _weights(self) -> Collection[str]:
+        """The names of quantized weights as transformers has them."""
+        return self._experts if self._format.of_experts else self._modules
 
     @cached_property
     def _found(self) -> dict[str, Groups]:
@@ -80,21 +115,26 @@ class QuantizedCheckpoint:
 
     @property
     def names(self) -> list[str]:
-        """All names that `read` knows."""
+        """All names that a model has."""
         plain = [name for name in self._stored.names if not name.endswith(self._format.parts) and name in self]
-        return sorted({*plain, *self._modules})
+        return sorted({*plain, *self._weights})
 
     def __contains__(self, name: str) -> bool:
-        return name in self._modules or (name in self._stored and not self._is_filler(name))
+        known = name in self._modules or name in self._experts
+        return known or (name in self._stored and not self._is_filler(name))
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors."""
+        if name in self._experts:
+            own = self._experts[name][slice(*rows or (None,))]
+            each = torch.stack([self.read(single).t() for single in own])
+            return each[:, slice(*columns)] if columns else each
         if name not in self._modules:
-            return self._stored.read(name, rows, columns)
-        if rows and self._format.by_expert:
-            whole, rows = self._format.read(replace(self._modules[name], rows=rows)), None
-        else:
-            whole = self._whole(name)
+            tensor = self._stored.read(name, rows, columns)
+            if tensor.itemsize == 1 and tensor.dtype != torch.bool:
+                raise ModelError(f"the tensor {name!r} has {tensor.dtype} without its scale")
+            return tensor
+        whole = self._whole(name)
         numbers = whole if isinstance(whole, torch.Tensor) else whole.dequantize(torch.bfloat16)
         return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers
 
@@ -106,6 +146,8 @@ class QuantizedCheckpoint:
 
     def rows(self, name: str) -> int:
         """See Tensors."""
+        if name in self._experts:
+            return len(self._experts[name])
         return len(self.read(name)) if name in self._modules else self._stored.rows(name)
 
     def _whole(self, name: str) -> Weight:

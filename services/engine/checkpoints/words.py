@@ -12,7 +12,7 @@ from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
 GPTQ_BITS = (2, 4, 8)
-STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # what is added to the zeros in the file, by `checkpoint_format`
+STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # by how much less the file has than each zero, by `checkpoint_format`
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
 
 
@@ -39,10 +39,12 @@ def gptq(config: Config) -> Format:
 
 
 def _read_gptq(bits: int, added: int, parts: Parts) -> Weight:
-    """Integers are packed along the inputs, zeros along the outputs."""
+    """Integers are packed along the inputs, zeros along the outputs. What the file's zeros lack is added to whole
+    words, as it was subtracted: a zero of 0 has borrowed from the next one in its word."""
     bits = _gptq_bits(bits, parts)
     codes = unpack(parts.tensor("qweight").t(), bits).contiguous()
-    zeros = unpack(parts.tensor("qzeros"), bits).t()[: len(codes)].to(torch.float32) + added
+    words = parts.tensor("qzeros") + added * sum(1 << place for place in range(0, 32, bits))
+    zeros = unpack(words, bits).t()[: len(codes)].to(torch.float32)
     return grouped(codes, parts.tensor("scales").t(), zeros, bits, parts.optional("g_idx"))
 
 

@@ -19,17 +19,25 @@ INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
 def load_config(folder: Path) -> Any:
     """The config of the text model in `folder`, without its quantization: `open_folder` returns tensors that fit it.
     Raises ModelError if it has a feature that is not served."""
+    return load_whole_config(folder).get_text_config()
+
+
+def load_whole_config(folder: Path) -> Any:
+    """The same of the model that the text model may be a part of."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = whole.get_text_config()
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} holds no model that transformers can read: {error}") from error
+        words = " ".join(str(error).split())
+        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
     _check(config)
     if format_of(folder):  # raises for a method that is not served
         if config.model_type in INPUTS_FIRST:
             raise ModelError(f"{config.model_type}: quantized checkpoints of weights [inputs, outputs] are not served")
         for each in ("quantization_config", "compression_config"):
-            config.__dict__.pop(each, None)
-    return config
+            for part in (whole, config):
+                part.__dict__.pop(each, None)
+    return whole
 
 
 def _check(config: Any) -> None:

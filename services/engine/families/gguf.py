@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.values import GroupFormat, Values
 
 Factors = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor
@@ -15,16 +17,10 @@ Factors = tuple[
 
 def read_blocks(kind: str, blocks: torch.Tensor) -> QuantizedWeight:
     """The weight in `blocks` [outputs, bytes of a row], uint8, of ggml's type `kind`."""
-    bits, group, size, read = FORMATS[kind]
-    codes, scales, offsets = read(blocks.reshape(-1, size))
-    rows = len(blocks)
-    return QuantizedWeight(
-        codes.reshape(rows, -1),
-        scales.reshape(rows, -1).contiguous(),
-        offsets.reshape(rows, -1).contiguous(),
-        bits,
-        group,
-    )
+    form, rows = FORMATS[kind], len(blocks)
+    codes, scales, offsets = form.read(blocks.reshape(-1, form.block))
+    scales, offsets = (each.reshape(rows, -1).contiguous() for each in (scales, offsets))
+    return QuantizedWeight(codes.reshape(rows, -1), scales, offsets, *form.groups)
 
 
 def _q4_0(blocks: torch.Tensor) -> Factors:
@@ -68,6 +64,20 @@ def _q6_k(blocks: torch.Tensor) -> Factors:
     return codes.reshape(-1, 256), scales, scales * -32
 
 
+def _iq4_nl(blocks: torch.Tensor) -> Factors:
+    scales = _halves(blocks[:, :2])
+    return _nibbles(blocks[:, 2:]), scales, torch.zeros_like(scales)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Factors:
+    """Six bits of each scale: four in nibbles, two in a word."""
+    low = blocks[:, 4:8, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    high = blocks[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3
+    scales = (low.view(-1, 8) | high.reshape(-1, 8) << 4).to(torch.float32).sub_(32) * _halves(blocks[:, :2])
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).view(-1, 256)
+    return codes, scales, torch.zeros_like(scales)
+
+
 def _nibbles(quants: torch.Tensor) -> torch.Tensor:
     """The lower halves of all bytes of a block, then the upper ones."""
     words = quants.contiguous().view(torch.int32)  # four bytes at once: torch shifts single bytes slowly
@@ -100,14 +110,22 @@ def _k_factors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scales * _halves(blocks[:, :2]), -(least * _halves(blocks[:, 2:4]))
 
 
-# by ggml's name: bits, inputs of a group, bytes of a block, and how a block is read
-FORMATS: dict[str, tuple[int, int, int, Callable[[torch.Tensor], Factors]]] = {
-    "Q4_0": (4, 32, 18, _q4_0),
-    "Q4_1": (4, 32, 20, _q4_1),
-    "Q5_0": (5, 32, 22, _q5_0),
-    "Q5_1": (5, 32, 24, _q5_1),
-    "Q8_0": (8, 32, 34, _q8_0),
-    "Q4_K": (4, 32, 144, _q4_k),
-    "Q5_K": (5, 32, 176, _q5_k),
-    "Q6_K": (6, 16, 210, _q6_k),
+class BlockFormat(NamedTuple):
+    groups: GroupFormat
+    block: int  # bytes
+    read: Callable[[torch.Tensor], Factors]  # blocks [blocks, bytes]
+
+
+# by ggml's name
+FORMATS = {
+    "Q4_0": BlockFormat(GroupFormat(4, 32), 18, _q4_0),
+    "Q4_1": BlockFormat(GroupFormat(4, 32), 20, _q4_1),
+    "Q5_0": BlockFormat(GroupFormat(5, 32), 22, _q5_0),
+    "Q5_1": BlockFormat(GroupFormat(5, 32), 24, _q5_1),
+    "Q8_0": BlockFormat(GroupFormat(8, 32), 34, _q8_0),
+    "Q4_K": BlockFormat(GroupFormat(4, 32), 144, _q4_k),
+    "Q5_K": BlockFormat(GroupFormat(5, 32), 176, _q5_k),
+    "Q6_K": BlockFormat(GroupFormat(6, 16), 210, _q6_k),
+    "IQ4_NL": BlockFormat(GroupFormat(4, 32, Values.IQ4_NL), 18, _iq4_nl),
+    "IQ4_XS": BlockFormat(GroupFormat(4, 32, Values.IQ4_NL), 136, _iq4_xs),
 }

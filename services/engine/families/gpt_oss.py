@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from services.engine.families.experts import Experts, with_experts
+from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
@@ -45,18 +46,30 @@ class GptOss(Experts):
         spec = self._spec.experts
         assert spec is not None
         inner = self._shard.of(spec.intermediate)
+        order = _halves(spec.intermediate, inner)
         names = f"{name}.gate_up_proj", f"{name}.down_proj"
         for expert in range(spec.count):
-            up, up_bias, down, down_bias = (
-                self._read(part, (expert, expert + 1))[0] for each in names for part in (each, f"{each}_bias")
-            )
+            up, down = self._weights(name, expert, inner)
+            up_bias, down_bias = (self._read(f"{part}_bias", (expert, expert + 1))[0] for part in names)
+            up = up.take(order) if isinstance(up, QuantizedWeight) else up[order]
             yield (
-                Linear(_halves(up.t(), inner), _halves(up_bias, inner), names[:1]),
-                Linear(down[slice(*inner)].t(), None if self._shard.rank else down_bias, names[1:]),
+                Linear(up, up_bias[order], names[:1]),
+                Linear(down, None if self._shard.rank else down_bias, names[1:]),
             )
 
+    def _weights(self, name: str, expert: int, inner: RowRange) -> tuple[Weight, Weight]:
+        """Weights [outputs, inputs]: all outputs of the first product, and these inputs of the second."""
+        if (
+            f"{name}.{expert}.down_proj.weight" in self._tensors
+        ):  # those of a quantized checkpoint are weights of their own
+            up = self._tensors.weight(f"{name}.{expert}.gate_up_proj.weight")
+            return up, self._tensors.weight(f"{name}.{expert}.down_proj.weight", columns=inner)
+        own = expert, expert + 1
+        up, down = (self._read(f"{name}.{part}_proj", own)[0].t() for part in ("gate_up", "down"))
+        return up, down[:, slice(*inner)]
 
-def _halves(alternating: torch.Tensor, inner: RowRange) -> torch.Tensor:
-    """Gates, and then what they multiply: these rows of both."""
-    own = slice(*inner)
-    return torch.cat([alternating[::2][own], alternating[1::2][own]])
+
+def _halves(intermediate: int, inner: RowRange) -> torch.Tensor:
+    """The outputs of a rank: gates, and then what they multiply, which alternate."""
+    both = torch.arange(2 * intermediate).view(-1, 2).t()
+    return both[:, slice(*inner)].reshape(-1)

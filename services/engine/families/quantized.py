@@ -1,4 +1,5 @@
-"""QuantizedWeight: a product's weights as a checkpoint stores them: integers, with a scale for each group of inputs.
+"""QuantizedWeight: a product's weights as a checkpoint stores them: codes of few bits, with a scale for each group of
+inputs.
 
 Backends round the weights to bfloat16, as `dequantize` does, so it makes no difference to a product whether the codes
 or the numbers are kept."""
@@ -11,14 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from services.engine.families.values import GroupFormat, Values
 from services.engine.parallel.layout import RowRange
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Weights [outputs, inputs]: `scales[o, i // group] * codes[o, i] + offsets[o, i // group]`, in float32.
+    """Weights [outputs, inputs]: `scales[o, i // group] * codes[o, i] + offsets[o, i // group]`, in float32. Instead of
+    codes that are no integers, the numbers that they stand for are multiplied, and offsets are 0.
 
-    GGUF's Q4_0, Q4_1, Q4_K, Q6_K and Q8_0, GPTQ, AWQ and the integer formats of compressed-tensors all have this form.
+    The types of GGUF files, GPTQ, AWQ, FP8, MXFP4 and the integers of compressed-tensors all have this form.
     """
 
     codes: torch.Tensor  # [outputs, inputs], uint8: 0 to 2^bits - 1
@@ -26,11 +29,17 @@ class QuantizedWeight:
     offsets: torch.Tensor  # [outputs, inputs / group], float32
     bits: int  # 2 to 8
     group: int  # inputs that share a scale; it divides their number
+    values: Values = Values.INTEGERS  # what codes stand for
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
         assert inputs % self.group == 0, (inputs, self.group)
         assert self.scales.shape == self.offsets.shape == (outputs, inputs // self.group), self.scales.shape
+
+    @classmethod
+    def of_values(cls, codes: torch.Tensor, scales: torch.Tensor, group: int, values: Values) -> QuantizedWeight:
+        """Codes that are no integers."""
+        return cls(codes, scales, torch.zeros(()).expand_as(scales), 4 if values.book else 8, group, values)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,13 +49,15 @@ class QuantizedWeight:
     @property
     def is_centred(self) -> bool:
         """Whether every weight is `scale * (code - middle)`, with the middle of the codes of 4 or 8 bits in which they
-        are kept."""
+        are kept. Codes that are no integers have no middle."""
+        if self.values != Values.INTEGERS:
+            return False
         middle = 1 << (4 if self.bits <= 4 else 8) - 1
         return torch.equal(self.offsets, self.scales * -middle)
 
     def centred(self) -> QuantizedWeight:
         """The same weights with larger codes, if that makes them centred."""
-        if self.is_centred:
+        if self.is_centred or self.values != Values.INTEGERS:
             return self
         kept = 4 if self.bits <= 4 else 8
         shift = (1 << kept - 1) - (1 << self.bits - 1)
@@ -63,15 +74,19 @@ class QuantizedWeight:
         groups = slice(None)
         if columns:
             groups = slice(columns[0] // self.group, columns[1] // self.group)
-        return QuantizedWeight(codes, self.scales[own, groups], self.offsets[own, groups], self.bits, self.group)
+        return replace(self, codes=codes, scales=self.scales[own, groups], offsets=self.offsets[own, groups])
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         """These rows as numbers, as of a tensor."""
+        return self.take(rows).dequantize()
+
+    def take(self, rows: torch.Tensor) -> QuantizedWeight:
+        """These outputs, in this order."""
         codes, scales, offsets = (each[rows] for each in (self.codes, self.scales, self.offsets))
-        return QuantizedWeight(codes, scales, offsets, self.bits, self.group).dequantize()
+        return replace(self, codes=codes, scales=scales, offsets=offsets)
 
     def regrouped(self, group: int) -> QuantizedWeight:
         """The same weights in smaller groups."""
@@ -82,32 +97,46 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """The weights as numbers: computed in float32, rounded to `dtype` at the end."""
         outputs, inputs = self.codes.shape
-        codes = self.codes.view(outputs, inputs // self.group, self.group)
-        weights = torch.addcmul(self.offsets[..., None], self.scales[..., None], codes.to(torch.float32))
+        numbers = self.values.numbers(self.codes.view(outputs, inputs // self.group, self.group))
+        if self.values != Values.INTEGERS:
+            return numbers.mul_(self.scales[..., None]).view(outputs, inputs).to(dtype)
+        weights = torch.addcmul(self.offsets[..., None], self.scales[..., None], numbers)
         return weights.view(outputs, inputs).to(dtype)
 
 
 Weight = torch.Tensor | QuantizedWeight  # of a product
 
 
-def quantize(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
-    """Numbers [outputs, inputs] as codes between the least and the largest of each group."""
+def quantize(weight: torch.Tensor, form: GroupFormat) -> QuantizedWeight:
+    """Numbers [outputs, inputs] as codes: of integers between the least and the largest of each group, of others up to
+    the largest size."""
     outputs, inputs = weight.shape
-    groups = weight.to(torch.float32).view(outputs, inputs // group, group)
+    bits, size, values = form
+    groups = weight.to(torch.float32).view(outputs, inputs // size, size)
+    if values != Values.INTEGERS:
+        scales = groups.abs().amax(-1) / values.most
+        scales = _halves(scales) if values.book else scales
+        codes = values.codes((groups / scales[..., None]).clamp(-values.most, values.most))
+        return QuantizedWeight.of_values(codes.view(outputs, inputs), scales, size, values)
     least, most = groups.amin(-1), groups.amax(-1)
-    scales, offsets = (each.to(torch.float16).to(torch.float32) for each in ((most - least) / ((1 << bits) - 1), least))
-    codes = ((groups - offsets[..., None]) / scales[..., None]).round_().clamp_(0, (1 << bits) - 1)
-    return QuantizedWeight(codes.to(torch.uint8).view(outputs, inputs), scales, offsets, bits, group)
+    scales, offsets = _halves((most - least) / ((1 << bits) - 1)), _halves(least)
+    codes = values.codes(((groups - offsets[..., None]) / scales[..., None]).clamp_(0, (1 << bits) - 1))
+    return QuantizedWeight(codes.view(outputs, inputs), scales, offsets, bits, size)
+
+
+def _halves(factors: torch.Tensor) -> torch.Tensor:
+    """Rounded to float16, as GGUF files have them."""
+    return factors.to(torch.float16).to(torch.float32)
 
 
 def stack(weights: Sequence[Weight]) -> Weight:
     """Products of the same input, one below the other, with the largest codes and the smallest groups of them; as
-    numbers if one of them is kept so."""
+    numbers if one of them is kept so, or if their codes stand for other values."""
     quantized = [each for each in weights if isinstance(each, QuantizedWeight)]
-    if len(quantized) < len(weights):
+    if len(quantized) < len(weights) or len({each.values for each in quantized}) > 1:
         return torch.cat([each.dequantize() if isinstance(each, QuantizedWeight) else each for each in weights])
     bits, group = max(each.bits for each in quantized), math.gcd(*(each.group for each in quantized))
     same = [each.regrouped(group) for each in quantized]
     parts = ([getattr(each, name) for each in same] for name in ("codes", "scales", "offsets"))
     codes, scales, offsets = (torch.cat(part) for part in parts)
-    return QuantizedWeight(codes, scales, offsets, bits, group)
+    return QuantizedWeight(codes, scales, offsets, bits, group, quantized[0].values)

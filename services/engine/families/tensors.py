@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from services.engine.families.gguf import FORMATS, read_blocks
 from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight, quantize
+from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 from services.models.contents import BLOCKS
@@ -29,8 +30,8 @@ class Tensors(Protocol):
     def bytes_read(self) -> int: ...
 
     @property
-    def groups(self) -> dict[str, tuple[int, int]]:
-        """Bits, and inputs of a group, of each weight that is read as it is stored."""
+    def groups(self) -> dict[str, GroupFormat]:
+        """Of each weight that is read as it is stored."""
         ...
 
     def __contains__(self, name: str) -> bool: ...
@@ -63,8 +64,7 @@ class Checkpoint:
             file = folder / "model.safetensors"
             if not file.exists():
                 raise ModelError(f"{folder} holds no causal language model with safetensors")
-            with safe_open(file, framework="pt") as opened:
-                names = dict.fromkeys(opened.keys(), file)
+            names = dict.fromkeys(_open(file).keys(), file)
         self.bytes_read = 0
         self.quantization = Quantization()  # of the blocks
         self._as_stored = as_stored
@@ -79,9 +79,9 @@ class Checkpoint:
             self.quantization = _gguf(kinds, kept)
 
     @property
-    def groups(self) -> dict[str, tuple[int, int]]:
+    def groups(self) -> dict[str, GroupFormat]:
         """See Tensors."""
-        return {name: FORMATS[kind][:2] for name, kind in self._kinds.items()} if self._as_stored else {}
+        return {name: FORMATS[kind].groups for name, kind in self._kinds.items()} if self._as_stored else {}
 
     @property
     def has_blocks(self) -> bool:
@@ -130,8 +130,15 @@ class Checkpoint:
             raise ModelError(f"the weights have no tensor {name!r}")
         file = self._files[name]
         if file not in self._opened:
-            self._opened[file] = safe_open(file, framework="pt")
+            self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
@@ -158,7 +165,7 @@ class RandomTensors:
         dtype: torch.dtype,
         device: torch.device,
         deviation: float = DEVIATION,
-        groups: Mapping[str, tuple[int, int]] | None = None,
+        groups: Mapping[str, GroupFormat] | None = None,
     ) -> None:
         """`groups`: of weights that are quantised, see Tensors."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
@@ -177,6 +184,11 @@ class RandomTensors:
         self.groups = dict(groups or {})
         self.bytes_read = 0
 
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._shapes)
+
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
@@ -189,8 +201,7 @@ class RandomTensors:
         """See Tensors."""
         shape = self._shape(name)
         if name in self.groups:
-            bits, group = self.groups[name]
-            return quantize(self._draw(name, shape), bits, group).part(rows, columns)
+            return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
             first, end = rows or (0, shape[0])
             part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])

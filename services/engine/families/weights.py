@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from services.engine.families.quantized import Weight, stack
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
+from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange, Shard
 
 
@@ -114,7 +115,7 @@ class DecoderWeights(ABC):
         return self.embedding_name if self.tied else "lm_head.weight"
 
     @property
-    def groups(self) -> dict[str, tuple[int, int]]:
+    def groups(self) -> dict[str, GroupFormat]:
         """See Tensors."""
         return self._tensors.groups
 

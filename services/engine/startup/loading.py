@@ -128,7 +128,7 @@ def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -
     checkpoint = open_folder(folder, as_stored=True)
     quantization = checkpoint.quantization
     names = decoder.as_stored or dict.fromkeys(quantization.weights, False)
-    sizes = {group for name, (_, group) in checkpoint.groups.items() if not names.get(name)}
+    sizes = {form.size for name, form in checkpoint.groups.items() if not names.get(name)}
     kept, why = str(decoder.weight_dtype).removeprefix("torch."), "fused with others, or reordered"
     if settings.weights != "auto":
         why = f"--weights {settings.weights}"

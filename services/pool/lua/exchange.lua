@@ -1,6 +1,6 @@
 -- What a scheduler calls once per iteration: commits tokens, renews the lease, reclaims expired seats, claims sequences.
 -- A surplus seat claims nothing.
--- include: commit claim gateways
+-- include: commit claim gateways counters
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -25,7 +25,7 @@
 --         has, ...], 1 if exchanges were lost, 1 if the seat is surplus};
 --         {0}, with nothing written, if the epoch is not the seat's
 local seat, call = ARGV[1], tonumber(ARGV[3])
-local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[12])
+local commits = cmsgpack.unpack(ARGV[4])
 local seat_key = P .. "seat:" .. seat
 begin()
 local surplus = is_surplus(seat)
@@ -86,9 +86,7 @@ if ARGV[11] ~= "" then
   redis.call("HSET", seat_key, "figures", ARGV[11])
   redis.call("HSET", META, "figures", ARGV[11])
 end
-for i = 1, #counters, 2 do
-  redis.call("HINCRBYFLOAT", COUNTERS, counters[i], counters[i + 1])
-end
+add_counters(ARGV[12])
 
 redis.call("SREM", IDLE, seat)
 if abandoned or overdue or requeued > 0 and redis.call("EXISTS", TURNS) == 1 then

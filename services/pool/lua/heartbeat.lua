@@ -1,5 +1,5 @@
 -- Renews a gateway's registration and adds its counters to the pool's.
--- include: cancellation gateways
+-- include: cancellation gateways counters
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  gateway
@@ -11,7 +11,6 @@
 --         lost heartbeats that it had answered. A repeat gets the first reply again.
 local gateway, call = ARGV[1], tonumber(ARGV[2])
 local gateway_key = P .. "gateway:" .. gateway
-local counters = cmsgpack.unpack(ARGV[3])
 begin()
 forget_expired_gateways()
 local cancelled = cancel_abandoned_groups()
@@ -27,9 +26,7 @@ local last = tonumber(earlier[1] or 0)
 if call <= last then
   return tonumber(earlier[2])
 end
-for i = 1, #counters, 2 do
-  redis.call("HINCRBYFLOAT", COUNTERS, counters[i], counters[i + 1])
-end
+add_counters(ARGV[3])
 local known = not earlier[3] and call == last + 1 and 1 or 0
 redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", ARGV[5])
 redis.call("HDEL", gateway_key, "fresh")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
@@ -240,6 +240,6 @@ class GroupRules:
                 self._bells[seat.name].rung = True
                 self._bells[seat.name].waiters.wake()
 
-    def _add_counters(self, increments: dict[str, float]) -> None:
+    def _add_counters(self, increments: Mapping[str, float]) -> None:
         for name, by in increments.items():
             self._counters[name] += by

@@ -6,6 +6,7 @@ real server where one runs. Every method is atomic until its first wait, as a sc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from itertools import takewhile
 
@@ -200,17 +201,28 @@ class ReferencePool(SeatRules):
         held.lease, held.expires = lease, self._now + lease
         return SeatGrant(True, held.epoch, owner, self._is_surplus(seat))
 
-    async def release(self, seat: str, epoch: str, struck: Many[str] = (), removed: bool = False) -> None:
+    async def release(
+        self,
+        seat: str,
+        epoch: str,
+        struck: Many[str] = (),
+        removed: bool = False,
+        counters: Mapping[str, float] | None = None,
+    ) -> bool:
         self._begin()
         held = self._seats.get(seat)
-        if held and held.epoch == epoch:
-            for id in set(struck):
-                self._strike(held, id)
-            if self._vacate(held, taken=False):
-                self._wake_idle_seats()
-            if removed and self._is_surplus(seat):
-                self._forget_seat(seat)
-            self._publish_events()
+        if held is None or held.epoch != epoch:
+            return held is not None and held.released == epoch
+        for id in set(struck):
+            self._strike(held, id)
+        held.released = epoch
+        if self._vacate(held, taken=False):
+            self._wake_idle_seats()
+        if removed and self._is_surplus(seat):
+            self._forget_seat(seat)
+        self._publish_events()
+        self._add_counters(counters or {})
+        return True
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
         if cluster not in self._wanted or (announce and self._configured.get(cluster) != configured):

@@ -165,6 +165,7 @@ class Seat:
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
     slots: int = 0  # tokens that fit into its engine; 0: not known
+    released: str | None = None  # the last epoch that its owner gave back
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ def test_bits_are_those_of_the_widened_weights(family: str, tmp_path: Path) -> N
         return kinds.setdefault(name, TYPES[len(kinds) % len(TYPES)])
 
     (tmp_path / "folder").mkdir()
-    convert_gguf(write_gguf(original, tmp_path / "mixed.gguf", kind_of), tmp_path / "folder")
+    convert_gguf(write_gguf(original, tmp_path / "mixed.gguf", kind_of), tmp_path / "folder", tmp_path)
     found = []
     for weights in ("auto", "dtype"):
         settings = EngineSettings("cpu", "bfloat16", weights, block_size=16, kv_blocks=100, threads=2)

@@ -65,7 +65,7 @@ def test_overriding_values_go_first(tmp_path: Path) -> None:
         ({"top_k": True}, "top_k must be a whole number"),
         ({"min_p": float("nan")}, "min_p must be a number from 0 to 1"),
         ({"repetition_penalty": 0}, r"repetition_penalty must be a number from 0\.01 to 10"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number from 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
         ([], "holds list, not an object"),
     ],
 )

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from services.engine.families.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
+from services.models.model_type import check_model_type
 from services.text import Tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -118,7 +119,10 @@ def test_a_folder_without_a_tokenizer(tiny: Path, tmp_path: Path) -> None:
 def test_a_broken_gguf_leaves_nothing_behind(tmp_path: Path) -> None:
     broken, cache = tmp_path / "broken.gguf", tmp_path / "cache"
     broken.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ModelError, match=r"broken\.gguf cannot be converted: \w+Error: "):
+    with pytest.raises(
+        ModelError,
+        match=r"broken\.gguf cannot be converted: the header of broken\.gguf, which has 104 bytes, cannot be read: ",
+    ):
         resolve(str(broken), cache)
     assert [file.name for file in cache.rglob("*") if file.is_file()] == ["lock"]
 
@@ -146,3 +150,37 @@ def test_a_missing_path_is_not_searched_on_the_hub(model: str, tmp_path: Path) -
 def test_a_file_that_is_not_gguf_is_an_error(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"not a \.gguf one"):
         resolve(str(tiny / "config.json"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("foo", r"model has model_type 'foo', which transformers [\d.]+ does not know"),
+        (None, "config.json has no model_type"),
+    ],
+)
+def test_a_type_that_transformers_does_not_know_is_named(
+    kind: str | None, why: str, tiny: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["model_type"]
+    (folder / "config.json").write_text(json.dumps(raw | ({"model_type": kind} if kind else {})))
+    with pytest.raises(ModelError, match=why):
+        resolve(str(folder), tmp_path / "cache")
+
+
+def test_no_type_of_transformers_is_unknown(tmp_path: Path) -> None:
+    for kind in CONFIG_MAPPING:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        check_model_type(tmp_path)
+
+
+def test_a_folder_of_gguf_files_names_one_of_them(tmp_path: Path) -> None:
+    for name in ("b-00001-of-00002.gguf", "b-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelError, match=r"no config\.json; name its GGUF file instead: .*/b-00001-of-00002\.gguf$"):
+        resolve(str(tmp_path), tmp_path / "cache")
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelError, match=r"instead: .*/a\.gguf \(or another of its 2 GGUF files\)$"):
+        resolve(str(tmp_path), tmp_path / "cache")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from services.engine.checkpoints.methods import METHODS
 from services.errors import SettingsError
-from services.models.quantization import check_quantization
+from services.models.quantization import GGUF, SERVED, check_quantization
 
 GPTQ: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 
@@ -42,9 +43,8 @@ def test_the_method_of_the_checkpoint_is_accepted(asked: str, config: dict[str, 
         ("awq", GPTQ, "quantization=awq: the checkpoint .* is quantized with gptq"),
         ("awq_marlin", GPTQ, "quantization=awq_marlin: .* with gptq"),
         ("gguf", GPTQ, "quantization=gguf: .* with gptq"),
-        ("bitsandbytes", {"quantization_config": {"quant_method": "fp8"}}, "quantization=bitsandbytes: .* with fp8"),
+        ("awq", {"quantization_config": {"quant_method": "fp8"}}, "quantization=awq: .* with fp8"),
         ("fp8", {}, "quantization=fp8: the weights of .* are not quantized; weights=int8"),
-        ("qptq", {}, "quantization=qptq: "),
     ],
 )
 def test_another_method_is_refused(asked: str, config: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -58,3 +58,7 @@ def test_gguf_files(model: str, tmp_path: Path) -> None:
     check_quantization("gguf", model, folder)
     with pytest.raises(SettingsError, match="is quantized with gguf"):
         check_quantization("gptq", model, folder)
+
+
+def test_the_methods_that_the_setting_accepts_are_those_that_are_served() -> None:
+    assert set(SERVED) == {*METHODS, GGUF}

@@ -57,6 +57,20 @@ async def server_pools(server_url):
 
 
 @pytest.fixture
+async def pools_of(sentinels):
+    """A function that makes a pool behind the fixture `sentinels` of a module. The same name gives the same pool."""
+    made = []
+
+    def make(name, url=None, wait_replicas=0):
+        made.append(RequestPool(url or sentinels.url, name, wait_replicas=wait_replicas))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        await pool.close()
+
+
+@pytest.fixture
 async def pools(any_url):
     """A function that makes an empty pool: on each kind of server, and of the reference model."""
     made = []

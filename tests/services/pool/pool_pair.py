@@ -133,7 +133,7 @@ class PoolPair(RuleBasedStateMachine):
 
     def release_both(self, seat, struck=(), removed=False):
         for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
-            self.loop.run_until_complete(pool.release(seat, epoch, struck, removed))
+            assert self.loop.run_until_complete(pool.release(seat, epoch, struck, removed, {"released": 1.0}))
 
     def exchange_now(self, seat, commits, room, idle, leap=1, holds=None):
         self.calls[seat] += leap

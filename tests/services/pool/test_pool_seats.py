@@ -166,6 +166,14 @@ async def test_a_released_seat_is_free_and_stays_in_the_overview(pool, running):
     assert (await pool.acquire(SEAT, "heir", 100)).granted
 
 
+async def test_a_release_counts_once_and_only_for_the_owner(pool, running):
+    await running.exchange(counters={"n": 1.0})
+    assert not await pool.release(SEAT, "0:stale", counters={"n": 8.0})
+    for _ in range(2):  # the second one is a repeat
+        assert await pool.release(SEAT, running.epoch, counters={"n": 2.0, "m": 0.5})
+    assert (await pool.overview()).counters == {"n": 3.0, "m": 0.5}
+
+
 async def test_requeued_sequences_wake_idle_seats(pool, running):
     for seat in ("a", "b"):
         await (await Owner.take(pool, seat)).exchange(idle=True)

@@ -10,7 +10,6 @@ from test_pool_access import use
 
 from load.chaos.sentinels import MASTER, Sentinels
 from services.errors import PoolUnavailable
-from services.pool.pool import RequestPool
 from services.pool.server.binaries import find_servers
 
 PASSWORD, OF_SENTINELS = "of-servers", "of-sentinels"
@@ -25,19 +24,6 @@ def sentinels(tmp_path_factory):
     found.start()
     yield found
     found.stop()
-
-
-@pytest.fixture
-async def pools_of(sentinels):
-    made = []
-
-    def make(name, url=None, wait_replicas=0):
-        made.append(RequestPool(url or sentinels.url, name, wait_replicas=wait_replicas))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        await pool.close()
 
 
 async def test_every_call_goes_to_the_master_that_the_sentinels_name(sentinels, pools_of):

@@ -68,7 +68,15 @@ def test_a_generation_config_is_read_once(tmp_path: Path) -> None:
     assert passed_on(settings) == settings
 
 
-@pytest.mark.parametrize(("content", "why"), [(None, "neither auto, vllm nor a folder"), ("[]", "list"), ("{", "")])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "neither auto, vllm nor a folder"),
+        ("[]", r"generation_config\.json holds list"),
+        ('{"temperature"  0.5}', r"generation_config\.json is not JSON: Expecting ':' delimiter: line 1 column 17"),
+        ('{"temperature": 3}', r"generation_config\.json: temperature must be a number from 0 to 2, not 3"),
+    ],
+)
 def test_a_folder_without_a_generation_config_is_refused(content: str | None, why: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "generation_config.json").write_text(content)
@@ -85,5 +93,43 @@ def test_overriding_values_keep_their_type(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_local_tokenizer_is_found_from_any_working_folder(tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").write_text("{}")
     assert load(tokenizer="tok").tokenizer == str(tmp_path / "tok")
     assert load(tokenizer="some/tokenizer@main").tokenizer == "some/tokenizer@main"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"temperature": -1}, "temperature must be a number from 0 to 2, not -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
+        ({"foo": 1}, "foo is none of temperature, top_p"),
+    ],
+)
+def test_an_overriding_value_out_of_range_is_refused(values: dict[str, int], why: str) -> None:
+    with pytest.raises(UsageError, match=f"^override_generation_config: {why}"):
+        load(override_generation_config=values)
+
+
+def test_a_template_that_is_not_valid_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.jinja").write_text("{{ 'fine' }}\n{{ } }}\n")
+    with pytest.raises(
+        UsageError, match=r"^chat_template: is no valid template: broken\.jinja, line 2: unexpected '}'"
+    ):
+        load(chat_template="broken.jinja")
+    with pytest.raises(UsageError, match=r"^chat_template: is no valid template: line 1: unexpected '}'"):
+        load(chat_template="{{ } }}")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("/nowhere", "/nowhere is no folder"), ("empty", "empty has no tokenizer.json")]
+)
+def test_a_local_tokenizer_that_is_absent_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=f"^tokenizer: {why}"):
+        load(tokenizer=name)
+
+
+def test_a_quantization_method_that_is_not_served_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^quantization: no method that is served; these are: gptq, awq, fp8, "):
+        load(quantization="bogus")

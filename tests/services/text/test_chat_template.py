@@ -102,5 +102,13 @@ def test_a_model_without_a_template_is_an_error(byte_level: Path) -> None:
 
 
 def test_a_broken_template_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match="not valid"):
-        ChatTemplate("{% for %}", {})
+    with pytest.raises(ModelError, match="not valid: line 2: "):
+        ChatTemplate("{{ 1 }}\n{% for %}", {})
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_file_of_a_broken_template_is_named(name: str, tmp_path: Path) -> None:
+    source = "{{ 1 }}\n{% for %}"
+    (tmp_path / name).write_text(source if name.endswith(".jinja") else json.dumps({"chat_template": source}))
+    with pytest.raises(ModelError, match=rf"{name}: the chat template is not valid: line 2: "):
+        ChatTemplate.load(tmp_path)

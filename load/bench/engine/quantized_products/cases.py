@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from services.engine.families.quantized import QuantizedWeight, Weight, quantize
+from services.engine.families.values import GroupFormat, Values
 
-Format = Literal["bfloat16", "Q4_1", "GPTQ", "Q8_0", "int8"]
+Format = Literal["bfloat16", "Q4_1", "GPTQ", "MXFP4", "Q8_0", "FP8", "int8"]
 STANDARD_DEVIATION = 0.02
 
 
@@ -47,17 +48,21 @@ class Case:
 
     @classmethod
     def of(cls, shape: Shape) -> Case:
-        """Q4_1 and Q8_0 have groups of 32 as in GGUF files, GPTQ groups of 128 (of 64 where the inputs are no multiple
-        of 128), with scales in float16. int8 has a scale for each output, in bfloat16."""
+        """Q4_1 and Q8_0 have groups of 32 as in GGUF files, MXFP4 too, GPTQ and FP8 groups of 128 (of 64 where the
+        inputs are no multiple of 128), with scales in float16, FP8 in float32. int8 has a scale for each output, in
+        bfloat16."""
         drawn = torch.Generator().manual_seed(0)
         weight = torch.randn(shape.outputs, shape.inputs, generator=drawn) * STANDARD_DEVIATION
+        long = 64 if shape.inputs % 128 else 128
         return cls(
             shape,
             {
                 "bfloat16": weight.to(torch.bfloat16),
-                "Q4_1": quantize(weight, 4, 32),
-                "GPTQ": symmetric(weight, 4, 64 if shape.inputs % 128 else 128),
+                "Q4_1": quantize(weight, GroupFormat(4, 32)),
+                "GPTQ": symmetric(weight, 4, long),
+                "MXFP4": quantize(weight, GroupFormat(4, 32, Values.E2M1)),
                 "Q8_0": symmetric(weight, 8, 32),
+                "FP8": quantize(weight, GroupFormat(8, long, Values.E4M3)),
                 "int8": symmetric(weight, 8, shape.inputs, short_scales=True),
             },
         )

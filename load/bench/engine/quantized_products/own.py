@@ -56,6 +56,8 @@ WAYS: dict[str, Way] = {
     "Orca, bfloat16": own("bfloat16"),
     "Orca, Q4_1": own("Q4_1"),
     "Orca, GPTQ": own("GPTQ"),
+    "Orca, MXFP4": own("MXFP4"),
     "Orca, Q8_0": own("Q8_0"),
+    "Orca, FP8": own("FP8"),
     "Orca, `int8`": own("int8"),
 }

@@ -35,23 +35,33 @@ class WeightKind(IntEnum):
         return self in (WeightKind.BFLOAT16_DOTS, WeightKind.GROUPS_DOTS)
 
 
+class Coding(IntEnum):
+    """What the codes of groups stand for; see groups.h."""
+
+    OFFSET = 0
+    CENTRED = 1
+    BOOK = 2
+    E4M3 = 3
+
+
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
     """How a matrix keeps its groups; see groups.h."""
 
     bits: int
     size: int
-    centred: bool
+    coding: Coding
     halves: bool
+    book: tuple[float, ...] = ()
 
     @property
     def bytes(self) -> float:
         """Of one weight, with its share of scale and offset."""
-        factors = (1 if self.centred else 2) * (2 if self.halves else 4)
+        factors = (2 if self.coding == Coding.OFFSET else 1) * (2 if self.halves else 4)
         return self.bits / 8 + factors / self.size
 
     def struct(self) -> Groups:
-        return Groups(self.bits, self.size, self.centred, self.halves)
+        return Groups(self.bits, self.size, self.coding, self.halves, self.book)
 
 
 @dataclass(frozen=True, slots=True)

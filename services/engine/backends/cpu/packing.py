@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.engine.backends.cpu.packed import (
+    Coding,
     PackedExperts,
     PackedGroups,
     PackedLayer,
@@ -27,6 +28,7 @@ from services.engine.backends.cpu.packed import (
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.quantized import QuantizedWeight, Weight
 from services.engine.families.spec import DecoderSpec
+from services.engine.families.values import Values
 from services.engine.families.weights import (
     DecoderWeights,
     ExpertsWeights,
@@ -40,6 +42,8 @@ from services.engine.parallel.layout import Layout
 CPU = torch.device("cpu")
 ONE_PROCESS = Layout()
 GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
+E4M3_FACTOR = 2.0**120  # of scales: the kernels read FP8 as so much smaller numbers
+E4M3_NAN = 0x7F  # with either sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ class Packer:
 
     def matrix(self, linear: Linear, gated: bool = False) -> PackedMatrix:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
-        if isinstance(linear.weight, QuantizedWeight) and linear.weight.group % GROUP_STEP:
+        if isinstance(linear.weight, QuantizedWeight) and not _is_executed(linear.weight):
             linear = replace(linear, weight=linear.numbers)
         self.as_stored |= dict.fromkeys(linear.names, isinstance(linear.weight, QuantizedWeight))
         outputs, inputs = linear.weight.shape
@@ -218,15 +222,15 @@ class Packer:
         """The panels of a weight in groups, with its own codes, scales and offsets."""
         weight = weight.centred()
         outputs, inputs = weight.shape
-        bits = 4 if weight.bits <= 4 else 8
-        is_centred = weight.is_centred
-        factors = [weight.scales] if is_centred else [weight.scales, weight.offsets]
+        bits, coding = 4 if weight.bits <= 4 else 8, _coding(weight)
+        scales = weight.scales * E4M3_FACTOR if coding == Coding.E4M3 else weight.scales
+        factors = [scales, weight.offsets] if coding == Coding.OFFSET else [scales]
         halves = all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors)
-        groups = PackedGroups(bits, weight.group, is_centred, halves)
+        groups = PackedGroups(bits, weight.group, coding, halves, weight.values.book)
         struct = groups.struct()
         size = self._library.orca_group_panel_size(ctypes.byref(struct), inputs)
         packed = self._allocate((panels * size,), kind.dtype, CPU)
-        tensors = [each.contiguous() for each in (weight.codes, weight.scales, weight.offsets)]
+        tensors = [each.contiguous() for each in (weight.codes, scales, weight.offsets)]
         self._library.orca_pack_groups(
             *(ctypes.c_void_p(each.data_ptr()) for each in tensors),
             ctypes.byref(struct),
@@ -238,6 +242,22 @@ class Packer:
             ctypes.c_void_p(packed.data_ptr()),
         )
         return packed, groups
+
+
+def _coding(weight: QuantizedWeight) -> Coding:
+    if weight.values == Values.INTEGERS:
+        return Coding.CENTRED if weight.is_centred else Coding.OFFSET
+    return Coding.BOOK if weight.values.book else Coding.E4M3
+
+
+def _is_executed(weight: QuantizedWeight) -> bool:
+    """Whether the kernels give the numbers of these codes. Of FP8, they do not know NaN, and scales must have room for
+    their factor."""
+    if weight.group % GROUP_STEP:
+        return False
+    if weight.values != Values.E4M3:
+        return True
+    return not (weight.codes & E4M3_NAN == E4M3_NAN).any() and bool((weight.scales * E4M3_FACTOR).isfinite().all())
 
 
 def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:

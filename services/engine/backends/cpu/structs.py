@@ -7,7 +7,13 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 
 
 class Groups(Structure):
-    _fields_ = (("bits", c_int32), ("size", c_int32), ("centred", c_int32), ("halves", c_int32))
+    _fields_ = (
+        ("bits", c_int32),
+        ("size", c_int32),
+        ("coding", c_int32),
+        ("halves", c_int32),
+        ("book", c_float * 16),
+    )
 
 
 class Matrix(Structure):

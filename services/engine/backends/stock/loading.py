@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
@@ -17,7 +18,7 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
-from services.engine.families.config import load_config
+from services.engine.families.config import load_config, load_whole_config
 from services.engine.families.tensors import Tensors
 from services.errors import ModelError
 
@@ -59,7 +60,7 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     """The model in `folder` as transformers has it, on the CPU. What the folder does not store as numbers is widened
     tensor by tensor. Raises ModelError."""
     transformers_logging.disable_progress_bar()
-    config, tensors = load_config(folder), open_folder(folder)
+    config, tensors = load_whole_config(folder), open_folder(folder)
     family: Any = AutoModelForCausalLM
     where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True, "use_safetensors": True}
     if isinstance(tensors, QuantizedCheckpoint) or tensors.has_blocks:
@@ -69,7 +70,7 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
         where = {"pretrained_model_name_or_path": None, "config": config, "state_dict": numbers}
     try:
         model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
         raise ModelError(f"{folder} lacks {len(missing)} tensors of its model, such as {missing[0]}")

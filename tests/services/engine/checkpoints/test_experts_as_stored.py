@@ -87,7 +87,7 @@ def convert(file: Path, target: Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="module", params=["gguf", "gptq", "awq", "compressed, 4 bits"])
+@pytest.fixture(scope="module", params=["gguf", "gptq", "awq", "compressed, 4 bits", "fp8, blocks"])
 def folder(plain: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     made = tmp_path_factory.mktemp("stored")
     if request.param != "gguf":

@@ -18,6 +18,7 @@ from services.engine.checkpoints.methods import format_of
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.config import load_config
 from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.values import GroupFormat
 from services.errors import ModelError
 from services.models.quantization import config_of
 
@@ -55,14 +56,18 @@ def test_numbers_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_groups_are_those_of_the_weights_that_are_read(name: str, tmp_path: Path) -> None:
-    """Those of a module, from shapes and order alone. Only act-order and floats are read as numbers."""
+    """Those of a module, from shapes and order alone. Only act-order is read as numbers."""
     one_weight(tmp_path, *WRITERS[name])
     tensors = open_folder(tmp_path, as_stored=True)
     weight = tensors.weight("a.weight")
     stored = isinstance(weight, QuantizedWeight)
-    assert stored == ("fp8" not in name and not name.endswith("act-order"))
-    assert tensors.groups == ({"a.weight": (weight.bits, weight.group)} if isinstance(weight, QuantizedWeight) else {})
+    assert stored == (not name.endswith("act-order"))
+    assert tensors.groups == ({"a.weight": _format(weight)} if isinstance(weight, QuantizedWeight) else {})
     assert open_folder(tmp_path).groups == {}
+
+
+def _format(weight: QuantizedWeight) -> GroupFormat:
+    return GroupFormat(weight.bits, weight.group, weight.values)
 
 
 def test_a_bias_that_is_not_zero_is_kept(tmp_path: Path) -> None:
@@ -74,17 +79,26 @@ def test_a_bias_that_is_not_zero_is_kept(tmp_path: Path) -> None:
 
 
 def test_mxfp4_is_read_as_transformers_does(tmp_path: Path) -> None:
+    """All codes, and exponents down to the least, of which products with some numbers are smaller than a float32."""
     drawn = torch.Generator().manual_seed(1)
     blocks = torch.randint(256, (3, 64, 2, 16), generator=drawn, dtype=torch.uint8)
-    scales = torch.randint(110, 130, (3, 64, 2), generator=drawn, dtype=torch.uint8)
-    save_file({"a.down_proj_blocks": blocks, "a.down_proj_scales": scales}, tmp_path / "model.safetensors")
+    scales = torch.randint(0, 200, (3, 64, 2), generator=drawn, dtype=torch.uint8)
+    save_file({"experts.down_proj_blocks": blocks, "experts.down_proj_scales": scales}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     set_config(tmp_path, {"quant_method": "mxfp4"})
-    expected = convert_moe_packed_tensors(blocks, scales)
-    assert torch.equal(open_folder(tmp_path).read("a.down_proj"), expected)
-    one = open_folder(tmp_path)
-    assert torch.equal(one.read("a.down_proj", (1, 2)), expected[1:2])
-    assert one.bytes_read == blocks[1].nbytes + scales[1].nbytes
+    numbers = convert_moe_packed_tensors(blocks, scales)
+    for opened in (open_folder(tmp_path), open_folder(tmp_path, as_stored=True)):
+        assert isinstance(opened, QuantizedCheckpoint)
+        assert opened.names == ["experts.down_proj"]
+        assert opened.rows("experts.down_proj") == 3
+        assert torch.equal(opened.read("experts.down_proj"), numbers)
+        assert torch.equal(opened.read("experts.down_proj", (1, 2)), numbers[1:2])
+        for expert in range(3):
+            assert torch.equal(opened.read(f"experts.{expert}.down_proj.weight", (8, 30)), numbers[expert].t()[8:30])
+            own = opened.weight(f"experts.{expert}.down_proj.weight", columns=(32, 64))
+            assert isinstance(own, QuantizedWeight) == bool(opened.groups)
+            dequantized = own.dequantize() if isinstance(own, QuantizedWeight) else own
+            assert torch.equal(dequantized, numbers[expert].t()[:, 32:])
 
 
 COMPRESSED = WRITERS["compressed, 4 bits"][0]

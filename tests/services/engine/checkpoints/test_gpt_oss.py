@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from driver import outcome_in_any_batch
 from family_check import STOCK, check_family
 from folders import set_config
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 
+SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=100, threads=2)
 GROUP = 32  # inputs that share an exponent
 EXPONENTS = (122, 125)  # so that weights deviate by about 0.2
 PRODUCTS = (".gate_up_proj", ".down_proj")
@@ -51,6 +54,20 @@ def test_tokens_are_those_of_the_same_numbers(folders: tuple[Path, Path], fast_p
     assert engine.figures.numerics.endswith("native") == fast_path
 
 
-def test_an_engine_says_how_it_keeps_the_experts(folders: tuple[Path, Path]) -> None:
-    engine = Engine.load(folders[0], EngineSettings("cpu", "bfloat16", block_size=16, kv_blocks=20, threads=1))
-    assert "mxfp4: all 4 quantized weights kept as bfloat16 (MXFP4 is not executed), " in engine.figures.weights
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, dtype="bfloat16")], ids=["float32", "bfloat16"])
+def test_bits_are_those_of_the_widened_experts(folders: tuple[Path, Path], settings: EngineSettings) -> None:
+    found = []
+    variants: list[tuple[EngineSettings, str]] = [
+        (replace(settings, weights="auto"), "as stored"),
+        (replace(settings, weights="dtype"), "kept as bfloat16 (--weights dtype)"),
+    ]
+    for variant, said in variants:
+        engine = Engine.load(folders[0], variant)
+        assert f"all 4 quantized weights {said}, " in engine.figures.weights
+        assert isinstance(engine.decoder, CpuDecoder)
+        for layer in engine.decoder._packed.layers:
+            assert layer.experts
+            kinds = {each.kind.name for each in (*layer.experts.up, *layer.experts.down)}
+            assert all(kind.startswith("GROUPS") == (variant.weights == "auto") for kind in kinds)
+        found.append((outcome_in_any_batch(engine, 201, (1, 5, 90)), engine.figures.numerics))
+    assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Quantized folders whose integers run as they are stored: on several ranks, and taken over by a spare process."""
+"""Quantized folders whose weights run as they are stored: on several ranks, and taken over by a spare process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNEVEN = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3,
 PROMPT = list(range(5, 16))  # two full blocks and three tokens
 
 
-@pytest.fixture(scope="module", params=["gptq", "compressed, 4 bits and zeros", "gguf"])
+@pytest.fixture(scope="module", params=["gptq", "compressed, 4 bits and zeros", "fp8, blocks", "gguf"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Quantized, and the same numbers."""
     made = tmp_path_factory.mktemp("folders")

@@ -30,6 +30,9 @@ def described(folder: Path, **changed: Any) -> str:
         ("gptq", {"weights": "dtype"}, ": all 14 quantized weights kept as bfloat16 (--weights dtype), "),
         ("gptq", {"weights": "int8"}, ": all 14 quantized weights kept as int8 (--weights int8), "),
         ("gptq", {"fast_path": False}, " kept as bfloat16 (transformers' layers execute numbers), "),
+        ("fp8, blocks", {}, "fp8, blocks of 48 x 48: all 14 quantized weights as stored, "),
+        ("fp8, one scale", {}, "fp8: all 14 quantized weights as stored, "),
+        ("compressed, fp8", {"fast_path": False}, " kept as bfloat16 (transformers' layers execute numbers), "),
         ("gptq, act-order", {}, ", act-order: all 14 quantized weights kept as bfloat16 (groups of act-order are not"),
     ],
 )

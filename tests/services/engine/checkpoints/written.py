@@ -38,14 +38,14 @@ def gptq(bits: int = 4, added: int = 1, act_order: bool = False, bias: bool = Fa
         groups = inputs // GROUP
         codes = rng.integers(0, 1 << bits, (inputs, outputs))
         scales = _scales(rng, (groups, outputs), bits)
-        zeros = rng.integers(1, 1 << bits, (groups, outputs))
+        zeros = rng.integers(0, 1 << bits, (groups, outputs))
         order = np.arange(inputs) // GROUP
         if act_order:
             rng.shuffle(order)
         numbers = np.stack([scales[g].astype(np.float64) * (codes[i] - zeros[g]) for i, g in enumerate(order)], axis=1)
         tensors = {
             "qweight": pack(codes.T, bits).T,
-            "qzeros": pack(zeros - added, bits),
+            "qzeros": _less(pack(zeros, bits), added, bits),
             "scales": scales,
             "g_idx": order.astype(np.int32),
         }
@@ -54,6 +54,13 @@ def gptq(bits: int = 4, added: int = 1, act_order: bool = False, bias: bool = Fa
         return _written(tensors, numbers)
 
     return write
+
+
+def _less(words: np.ndarray, subtracted: int, bits: int) -> np.ndarray:
+    """The words, with a number subtracted from each integer in them, as one subtraction for a word: GPTQModel does so.
+    What an integer of 0 lacks is taken from the next one."""
+    from_all = subtracted * sum(1 << place for place in range(0, 32, bits))
+    return (words.view(np.uint32) - np.uint32(from_all)).view(np.int32)
 
 
 def awq(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
@@ -136,7 +143,7 @@ def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
 
 
-BLOCK = (48, 40)  # it divides no size of the tiny model
+BLOCK = (48, 48)  # it divides no size of the tiny model
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "GEMM"}
 FLOAT8 = {"num_bits": 8, "type": "float"}

@@ -40,6 +40,16 @@ def test_models_with_an_encoder_and_a_decoder_are_refused(tmp_path: Path) -> Non
         load_config(tmp_path)
 
 
+def test_what_transformers_says_of_a_config_is_one_line_with_the_folder(tmp_path: Path) -> None:
+    """Of an exception in an actor, users see the last line."""
+    (tmp_path / "config.json").write_text('{"model_type": "foo"}')
+    with pytest.raises(ModelError) as raised:
+        load_config(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path} holds no model that transformers can read: ")
+    assert "`foo`" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     (folder / "model.safetensors").unlink()

@@ -31,8 +31,8 @@ private:
     static constexpr int PIECE = 128;  // depths
 
     void widen(const uint8_t* from, int count, float* wide) const {
-        with_codes(matrix_.groups, [&]<int BITS, bool CENTRED>() {
-            widen_groups<BITS, CENTRED>(matrix_.groups, from, count, wide);
+        with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
+            widen_groups<BITS, CODING>(matrix_.groups, from, count, wide);
         });
     }
 
@@ -69,8 +69,8 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
     const size_t size = size_t(depth) * WIDTH / 2;  // two bfloat16 in a float
     if (memory.size() < size) memory.resize(size);
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
-    with_codes(matrix.groups, [&]<int BITS, bool CENTRED>() {
-        each_pair<BITS, CENTRED, false>(
+    with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
+        each_pair<BITS, CODING, false>(
             matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
             [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
                 std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
@@ -145,11 +145,11 @@ private:
 // sums[R][2] of R rows by a panel, in the order of sum_pairs.
 //
 // Not inlined, see sum_products.
-template <int R, int BITS, bool CENTRED>
+template <int R, int BITS, Coding CODING>
 __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Rows& rows, const Matrix& matrix, int panel) {
     __m512 own[R][2] = {};
     RowPairs<R> pairs(rows);
-    each_pair<BITS, CENTRED, (R > WITH_FACTORS)>(
+    each_pair<BITS, CODING, (R > WITH_FACTORS)>(
         matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
         [&](int, int half, __m512bh columns) __attribute__((always_inline)) {
             pairs.each([&](int r, __m512bh x) __attribute__((always_inline)) {
@@ -165,10 +165,10 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Ro
 // Calls finish(0, sums[rows][2]) for up to FEW_PAIRS rows.
 template <class Finish>
 inline void multiply_few(const Bfloat16Rows& rows, int count, const Matrix& matrix, int panel, const Finish& finish) {
-    with_codes(matrix.groups, [&]<int BITS, bool CENTRED>() {
+    with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         with_rows<FEW_PAIRS>(count, [&](auto R) {
             Vector sums[R][2];
-            sum_groups<R, BITS, CENTRED>(sums, rows, matrix, panel);
+            sum_groups<R, BITS, CODING>(sums, rows, matrix, panel);
             finish(0, sums);
         });
     });

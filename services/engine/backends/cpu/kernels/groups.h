@@ -1,81 +1,32 @@
-// Weights as integers with a scale for each group of inputs: weight = scale * code + offset, rounded to bfloat16. The
-// numbers are those that a converter would store as bfloat16, so products have the bits of BFLOAT16 and BFLOAT16_DOTS.
+// Weights as codes with a scale for each group of inputs: weight = scale * number + offset, rounded to bfloat16. The
+// results are those that a converter would store as bfloat16, so products have the bits of BFLOAT16 and BFLOAT16_DOTS.
 #pragma once
 
-#include "vectors.h"
-
-constexpr int SLOTS = 8;         // a block has so many codes for each lane of its vectors
-constexpr int STEP = 2 * SLOTS;  // groups are multiples of it
+#include "codes.h"
 
 // How a matrix keeps its groups. A panel is [inputs / size] of them, each with its scales [WIDTH], its offsets [WIDTH]
-// and its codes [blocks][vectors][LANES][SLOTS]; eight-bit codes are [blocks][SLOTS][vectors][LANES], minus 128 if they
-// are centred.
+// (of Coding::OFFSET alone) and its codes [blocks][vectors][LANES][SLOTS]; eight-bit codes are
+// [blocks][SLOTS][vectors][LANES], minus 128 if they are centred; E4M3 [blocks][SLOTS * vectors / 4][LANES][4].
 //
 // A block of GROUPS has two vectors, the halves of a panel, and a slot for each of SLOTS depths. One of GROUPS_DOTS has
 // four, each of the pairs of depths of 8 columns, and a slot for each of SLOTS pairs.
 struct Groups {
     int32_t bits;      // of a code: 4 or 8
     int32_t size;      // inputs of a group, a multiple of STEP
-    int32_t centred;   // there are no offsets: weight = scale * (code - 2^(bits - 1))
+    Coding coding;
     int32_t halves;    // scales and offsets are float16; otherwise float32
+    float book[16];    // of Coding::BOOK
 
     int number() const { return halves ? 2 : 4; }
-    int header() const { return WIDTH * number() * (centred ? 1 : 2); }
+    int header() const { return WIDTH * number() * (coding == Coding::OFFSET ? 2 : 1); }
     int bytes() const { return header() + WIDTH * size * bits / 8; }
 };
-
-typedef _Float16 Float16s __attribute__((vector_size(LANES * 2)));
-
-inline Vector load_half(const void* from) {
-#if defined(__AVX512F__)
-    return Vector(_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(from))));
-#elif defined(__F16C__) && defined(__AVX2__)
-    return Vector(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from))));
-#else
-    Float16s v;
-    std::memcpy(&v, from, sizeof v);
-    return __builtin_convertvector(v, Vector);
-#endif
-}
 
 // The scales or offsets of half a panel, from column `lane` on.
 inline Vector load_factors(const Groups& groups, const uint8_t* from, int lane) {
     from += lane * groups.number();
     if (groups.halves) return load_half(from);
     return load(reinterpret_cast<const float*>(from));
-}
-
-inline Vector load(const uint8_t* from) {
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return Vector(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)));
-#elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    return Vector(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
-#else
-    typedef uint8_t Unsigned __attribute__((vector_size(LANES)));
-    Unsigned v;
-    std::memcpy(&v, from, sizeof v);
-    return __builtin_convertvector(v, Vector);
-#endif
-}
-
-// The codes in a slot of a block's vector, of which there are VECTORS.
-template <int BITS, bool CENTRED, int VECTORS>
-inline Vector codes(const uint8_t* block, int vector, int slot) {
-    constexpr float CENTRE = CENTRED ? 1 << (BITS - 1) : 0;
-    if constexpr (BITS == 8) {
-        const uint8_t* from = block + (slot * VECTORS + vector) * LANES;
-        return CENTRED ? load(reinterpret_cast<const int8_t*>(from)) : load(from);
-    }
-    Ints packed;
-    std::memcpy(&packed, block + vector * sizeof packed, sizeof packed);
-    packed >>= 4 * slot;
-#if defined(__AVX512F__)
-    return Vector(_mm512_permutexvar_ps(__m512i(packed), __m512(numbers() - CENTRE)));  // of an index, four bits count
-#else
-    return __builtin_convertvector(packed & 15, Vector) - CENTRE;
-#endif
 }
 
 // What a byte of a block has: the codes of a column at one depth, and at another in its upper half if codes have four
@@ -86,17 +37,27 @@ struct CodeByte {
 
 inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
     const int vectors = dotted ? 4 : 2;
-    const int place = groups.bits == 8 ? byte % (vectors * LANES) : byte / 4;  // a lane of one of the vectors
-    const int slot = groups.bits == 8 ? byte / (vectors * LANES) : byte % 4 * 2;
+    int place = byte / 4, slot = byte % 4 * 2;  // a lane of one of the vectors
+    if (groups.bits == 8) {
+        if (groups.coding == Coding::E4M3) byte = (byte / (4 * LANES) * 4 + byte % 4) * LANES + byte / 4 % LANES;
+        place = byte % (vectors * LANES);
+        slot = byte / (vectors * LANES);
+    }
     if (!dotted) return {place, slot, slot + 1};
     return {place / 2, 2 * slot + place % 2, 2 * slot + 2 + place % 2};
 }
 
-// Calls work.template operator()<bits, centred>().
+// Calls work.template operator()<bits, coding>().
 template <class Work>
 inline void with_codes(const Groups& groups, const Work& work) {
-    if (groups.bits == 4) return groups.centred ? work.template operator()<4, true>() : work.template operator()<4, false>();
-    groups.centred ? work.template operator()<8, true>() : work.template operator()<8, false>();
+    switch (groups.coding) {
+        case Coding::OFFSET:
+            return groups.bits == 4 ? work.template operator()<4, Coding::OFFSET>() : work.template operator()<8, Coding::OFFSET>();
+        case Coding::CENTRED:
+            return groups.bits == 4 ? work.template operator()<4, Coding::CENTRED>() : work.template operator()<8, Coding::CENTRED>();
+        case Coding::BOOK: return work.template operator()<4, Coding::BOOK>();
+        case Coding::E4M3: return work.template operator()<8, Coding::E4M3>();
+    }
 }
 
 inline Vector rounded_to_bfloat16(Vector v) {
@@ -119,14 +80,16 @@ inline void prefetch_ahead(const uint8_t* block, int slot) {
 }
 
 // Writes the weights of `count` groups as floats [depth][WIDTH].
-template <int BITS, bool CENTRED>
+template <int BITS, Coding CODING>
 inline void widen_groups(const Groups& groups, const uint8_t* from, int count, float* to) {
     constexpr int BLOCK_BYTES = 2 * LANES * SLOTS * BITS / 8;
+    constexpr bool ADDS = CODING == Coding::OFFSET;
+    const Book book(groups.book);
     for (int group = 0; group < count; ++group) {
         Vector scales[2], offsets[2] = {};
         for (int half = 0; half < 2; ++half) {
             scales[half] = load_factors(groups, from, half * LANES);
-            if (!CENTRED) offsets[half] = load_factors(groups, from + WIDTH * groups.number(), half * LANES);
+            if (ADDS) offsets[half] = load_factors(groups, from + WIDTH * groups.number(), half * LANES);
         }
         from += groups.header();
         for (int k = 0; k < groups.size; k += SLOTS, from += BLOCK_BYTES) {
@@ -135,8 +98,8 @@ inline void widen_groups(const Groups& groups, const uint8_t* from, int count, f
                 prefetch_ahead<BLOCK_BYTES>(from, slot);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half, to += LANES) {
-                    const Vector scaled = scales[half] * codes<BITS, CENTRED, 2>(from, half, slot);
-                    store(to, rounded_to_bfloat16(CENTRED ? scaled : scaled + offsets[half]));
+                    const Vector scaled = scales[half] * numbers_of<BITS, CODING, 2>(from, half, slot, book);
+                    store(to, rounded_to_bfloat16(ADDS ? scaled + offsets[half] : scaled));
                 }
             }
         }
@@ -156,15 +119,17 @@ inline Vector doubled(Vector v, int first) { return doubled(v, first, std::make_
 
 // Calls use(depth, half, columns) for each pair of depths in `count` groups and each half of a panel; `columns` are the
 // pairs of that half, rounded to bfloat16. SPARING: scales and offsets stay in memory.
-template <int BITS, bool CENTRED, bool SPARING, class Use>
+template <int BITS, Coding CODING, bool SPARING, class Use>
 __attribute__((always_inline)) inline void each_pair(const Groups& groups, const uint8_t* from, int count, const Use& use) {
     constexpr int BLOCK_BYTES = WIDTH * STEP * BITS / 8;
+    constexpr bool ADDS = CODING == Coding::OFFSET;
+    const Book book(groups.book);
     int k = 0;
     for (int group = 0; group < count; ++group) {
         Vector scales[4], offsets[4] = {};
         for (int v = 0; v < 4; ++v) {
             scales[v] = doubled(load_factors(groups, from, v / 2 * LANES), v % 2 * 8);
-            if (!CENTRED)
+            if (ADDS)
                 offsets[v] = doubled(load_factors(groups, from + WIDTH * groups.number(), v / 2 * LANES), v % 2 * 8);
         }
         from += groups.header();
@@ -179,8 +144,8 @@ __attribute__((always_inline)) inline void each_pair(const Groups& groups, const
 #pragma GCC unroll 2
                     for (int i = 0; i < 2; ++i) {
                         const int v = 2 * half + i;
-                        const Vector scaled = scales[v] * codes<BITS, CENTRED, 4>(from, v, slot);
-                        weights[i] = CENTRED ? scaled : scaled + offsets[v];
+                        const Vector scaled = scales[v] * numbers_of<BITS, CODING, 4>(from, v, slot, book);
+                        weights[i] = ADDS ? scaled + offsets[v] : scaled;
                     }
                     use(k, half, _mm512_cvtne2ps_pbh(__m512(weights[1]), __m512(weights[0])));
                 }

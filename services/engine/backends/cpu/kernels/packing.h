@@ -74,7 +74,7 @@ struct GroupPacking {
     void pack(int panel, uint8_t* to) const {
         const int size = groups.size, count = order.inputs / size, step = dotted ? STEP : SLOTS;
         const bool short_codes = groups.bits == 4;
-        const uint8_t flip = groups.centred && !short_codes ? 128 : 0;
+        const uint8_t flip = groups.coding == Coding::CENTRED && !short_codes ? 128 : 0;
         std::vector<CodeByte> block(WIDTH * step * groups.bits / 8);
         for (size_t i = 0; i < block.size(); ++i) block[i] = code_byte(groups, dotted, int(i));
         const std::vector<uint8_t> none(order.inputs, 0);
@@ -89,7 +89,7 @@ struct GroupPacking {
                 const int row = order.output(panel, lane);
                 const size_t at = size_t(row) * count + group;
                 put_factor(to, lane, row < 0 ? 0 : scales[at]);
-                if (!groups.centred) put_factor(to, WIDTH + lane, row < 0 ? 0 : offsets[at]);
+                if (groups.coding == Coding::OFFSET) put_factor(to, WIDTH + lane, row < 0 ? 0 : offsets[at]);
             }
             to += groups.header();
             for (int k = group * size; k < (group + 1) * size; k += step)

@@ -11,12 +11,13 @@ from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
 from services.engine.backends.cpu.packing import Packer
 from services.engine.families.quantized import QuantizedWeight
+from services.engine.families.values import Values
 from services.engine.families.weights import Linear
 from services.files import user_cache
 
 ROWS = (1, 2, 4, 5, 8, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 96), (33, 32), (7, 160), (40, 512))  # outputs, inputs
-FORMATS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
+INTEGERS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
     "Q4_0": (4, 32, True, True),
     "Q4_1": (4, 32, False, True),
     "Q4_K": (4, 32, False, False),
@@ -25,10 +26,22 @@ FORMATS = {  # bits, group, whether offsets are those of codes about a middle, w
     "eight bits with zeros": (8, 32, False, True),
     "one group": (4, 0, False, True),
 }
+OTHERS = {  # values, group, whether scales are float16
+    "FP8": (Values.E4M3, 32, False),
+    "FP8 of short scales": (Values.E4M3, 16, True),
+    "FP8, one group": (Values.E4M3, 0, False),
+    "MXFP4": (Values.E2M1, 32, True),
+    "MXFP4 of long scales": (Values.E2M1, 32, False),
+    "IQ4_NL": (Values.IQ4_NL, 32, True),
+}
+FORMATS = INTEGERS | OTHERS
 
 
-def draw(shape: tuple[int, int], bits: int, group: int, centred: bool, halves: bool) -> QuantizedWeight:
+def draw(shape: tuple[int, int], name: str) -> QuantizedWeight:
     drawn = torch.Generator().manual_seed(1)
+    if name in OTHERS:
+        return draw_values(shape, *OTHERS[name], drawn)
+    bits, group, centred, halves = INTEGERS[name]
     group = group or shape[1]
     factors = (shape[0], shape[1] // group)
     codes = torch.randint(1 << bits, shape, generator=drawn, dtype=torch.uint8)
@@ -37,6 +50,18 @@ def draw(shape: tuple[int, int], bits: int, group: int, centred: bool, halves: b
     if halves:
         scales, offsets = scales.half().float(), offsets.half().float()
     return QuantizedWeight(codes, scales, scales * -(1 << bits - 1) if centred else offsets, bits, group)
+
+
+def draw_values(
+    shape: tuple[int, int], values: Values, group: int, halves: bool, drawn: torch.Generator
+) -> QuantizedWeight:
+    """All codes but NaN, of which FP8 has one for each sign."""
+    group = group or shape[1]
+    codes = torch.randint(16 if values.book else 256, shape, generator=drawn, dtype=torch.uint8)
+    if values == Values.E4M3:
+        codes[codes & 0x7F == 0x7F] -= 1
+    scales = (torch.rand((shape[0], shape[1] // group), generator=drawn) - 0.3) / values.most
+    return QuantizedWeight.of_values(codes, scales.half().float() if halves else scales, group, values)
 
 
 def multiply(packer: Packer, matrix: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +79,7 @@ def test_products_are_those_of_the_same_weights_as_numbers(
     name: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     """Bitwise, for any number of rows: the codes are widened to the numbers that the other kinds keep."""
-    weight = draw(shape, *FORMATS[name])
+    weight = draw(shape, name)
     packer = Packer(kernels(user_cache()), dtype, 2)
     matrix = packer.matrix(Linear(weight))
     assert matrix.kind == (WeightKind.GROUPS_DOTS if dtype == torch.bfloat16 and packer.units else WeightKind.GROUPS)
@@ -69,7 +94,7 @@ def test_products_are_those_of_the_same_weights_as_numbers(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_gates_are_beside_what_they_multiply(name: str) -> None:
-    weight = draw((100, 64), *FORMATS[name])
+    weight = draw((100, 64), name)
     packer = Packer(kernels(user_cache()), torch.bfloat16, 2)
     gated, wide = (packer.matrix(Linear(each), gated=True) for each in (weight, weight.dequantize()))
     x = torch.randn(3, 64)
@@ -77,6 +102,16 @@ def test_gates_are_beside_what_they_multiply(name: str) -> None:
 
 
 def test_groups_that_fill_no_step_are_widened() -> None:
-    weight = draw((40, 24), 4, 8, False, True)
+    weight = QuantizedWeight(torch.ones(40, 24, dtype=torch.uint8), torch.ones(40, 3), torch.ones(40, 3), 4, 8)
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.BFLOAT16
+
+
+@pytest.mark.parametrize(("code", "scale"), [(0x7F, 1.0), (0xFF, 1.0), (0x01, 300.0)])
+def test_fp8_that_the_kernels_do_not_know_is_widened(code: int, scale: float) -> None:
+    """NaN, and scales so large that a factor would make them infinite."""
+    weight = draw((40, 64), "FP8")
+    assert Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight)).kind == WeightKind.GROUPS
+    weight.codes[7, 9], weight.scales[7, 0] = code, scale
     matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
     assert matrix.kind == WeightKind.BFLOAT16
