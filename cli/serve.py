@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from cli.arguments import hide_secrets, parse_serve
 from cli.port_claim import PortClaim, own_url
 from cli.status import kept_weights
 from cli.supervisor import Supervisor
+from services.background import in_daemon_thread
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
 from services.pool.server.binaries import choose_server
@@ -30,6 +32,8 @@ from services.pool.server.pool_server import PoolServer
 from services.settings import device, exposure
 from services.settings.settings import Settings
 from services.tracing.tracer import check_tracing
+
+CANCEL_TIMEOUT = 1.0  # seconds
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +88,12 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
         await asyncio.wait({serving, interrupt}, return_when=asyncio.FIRST_COMPLETED)
         if interrupt.done():
             say("stopping; once more to stop at once")
-            serving.cancel()
-            await asyncio.wait({serving})
-            await _drain(supervisor, signals)
+            await _stop(serving, supervisor, signals)
     finally:
         supervisor.end()
+        if not await _has_ended(serving):
+            say("stopped, without the end of what was under way")
+            os._exit(os.EX_SOFTWARE)  # the event loop would wait for it
         if server and not await server.stop():
             say("the pool's server stays: others use it")
     if not serving.cancelled():
@@ -100,12 +105,12 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     from services.engine.backends.cpu.build import NoKernels, compiled
     from services.models.pin import pin
 
-    model = await asyncio.to_thread(pin, settings.model, settings.cache_dir, say)
-    if defaults := await asyncio.to_thread(_sampling_defaults, model, settings, say):
+    model = await in_daemon_thread(pin, settings.model, settings.cache_dir, say)
+    if defaults := await in_daemon_thread(_sampling_defaults, model, settings, say):
         say(f"requests that do not say otherwise: {defaults} (--generation-config vllm turns this off)")
     if settings.device != "cuda" and not settings.null_engine:
         with contextlib.suppress(NoKernels, OSError):  # the engine reports it if it needs the kernels
-            await asyncio.to_thread(compiled, settings.cache_dir, say)
+            await in_daemon_thread(compiled, settings.cache_dir, say)
     url = settings.redis_url.get_secret_value()
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
@@ -183,12 +188,25 @@ def _stop_signals() -> asyncio.Queue[int]:
     return received
 
 
-async def _drain(supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
-    """Wait until the cluster has drained, or the next signal arrives."""
-    draining, hurry = asyncio.create_task(supervisor.stop()), asyncio.create_task(signals.get())
-    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, hurry):
+async def _stop(serving: asyncio.Task[None], supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
+    """Cancel `serving` and wait until the cluster has drained, or the next signal arrives."""
+
+    async def stop() -> None:
+        await asyncio.wait({serving})
+        await supervisor.stop()
+
+    serving.cancel()
+    stopping, hurry = asyncio.create_task(stop()), asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (stopping, hurry):
         task.cancel()
+
+
+async def _has_ended(serving: asyncio.Task[None]) -> bool:
+    """Whether the task ends when it is cancelled, once more if the first time was lost."""
+    serving.cancel()
+    await asyncio.wait({serving}, timeout=CANCEL_TIMEOUT)
+    return serving.done()
 
 
 def _check_port(settings: Settings) -> None:

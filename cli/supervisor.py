@@ -186,8 +186,7 @@ class Supervisor:
         finally:
             for task in (starting, dying):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, OrcaError):
-                    await task
+            await asyncio.gather(starting, dying, return_exceptions=True)  # passes on a cancellation of this task
 
     async def _until_up(self, redis_url: str, model: str) -> None:
         await self._cluster.until_up(redis_url, model, self._say)

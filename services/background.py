@@ -11,10 +11,14 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
 
 PAUSE = 0.5  # seconds before a function that failed runs again
 STATUS = 70  # exit status after a vital thread failed (EX_SOFTWARE)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 _tasks: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
@@ -53,6 +57,24 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+async def in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on, but the end of the
+    process does not wait for it, as it would with `asyncio.to_thread`: for a download, that is long."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work(*args, **kwargs)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    future.set_running_or_notify_cancel()  # so that it takes a result even if nobody waits for that any more
+    threading.Thread(target=run, name=work.__name__, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def _ended(task: asyncio.Task[None]) -> None:

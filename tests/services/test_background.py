@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from services import background
-from services.background import keep_running, start
+from services.background import in_daemon_thread, keep_running, start
 
 
 async def test_a_failed_function_runs_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +66,25 @@ def test_a_process_ends_with_its_vital_thread() -> None:
     assert ended.returncode == background.STATUS
     assert "the thread lifeline failed" in ended.stderr
     assert "no more files" in ended.stderr
+
+
+async def test_a_daemon_thread_passes_on_result_and_exception() -> None:
+    assert await in_daemon_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await in_daemon_thread(divmod, 7, 0)
+
+
+def test_a_process_ends_while_a_daemon_thread_runs() -> None:
+    program = (
+        "import asyncio, time\n"
+        "from services.background import in_daemon_thread\n"
+        "async def main():\n"
+        "    task = asyncio.create_task(in_daemon_thread(time.sleep, 3600))\n"
+        "    await asyncio.sleep(0)\n"
+        "    task.cancel()\n"
+        "    await asyncio.wait({task})\n"
+        "    print(task.cancelled())\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")

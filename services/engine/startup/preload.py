@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from services.engine.backends.cpu.build import NoKernels
+from services.engine.families.registry import open_weights
+from services.engine.families.shapes import check_shapes
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
-from services.engine.startup.loading import check_ranks, fast_path_spec, need_kernels
+from services.engine.startup.loading import check_ranks, executes_as_stored, fast_path_spec, need_kernels
 from services.engine.startup.proof.verdict import proven
 
 
@@ -19,11 +21,14 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     """Import the code of the model in `folder` and initialise the device. Returns the settings to load it with, see
     `proven`.
 
-    Raises ModelError for a model that is not served, SettingsError for a device that is absent, and for ranks if the
-    fast path is not trusted.
+    Raises ModelError for a model that is not served or whose weights do not fit its config, SettingsError for a device
+    that is absent, and for ranks if the fast path is not trusted.
     """
     importlib.import_module("services.engine.engine")
     device = devices.choose_device(settings)
+    if spec := fast_path_spec(folder, settings):
+        # not when they are loaded: what an actor raises while it is created ends the start of the server
+        check_shapes(open_weights(spec, folder, as_stored=executes_as_stored(settings)), spec)
     settings = proven(folder, settings)
     if settings.tp * settings.pp > 1:
         check_ranks(folder, settings)

@@ -34,6 +34,7 @@ CHECK_PERIOD = 1.0  # seconds between checks of a process that runs, whose end i
 STOP_TIMEOUT = 10.0
 MAX_PAUSE = 2.0  # seconds before a server that dies at once is started again
 DISK_PERIOD = 0.5  # seconds between checks of a full disk
+ANSWER_TIMEOUT = 2.0  # seconds
 
 
 class PoolServer:
@@ -96,7 +97,8 @@ class PoolServer:
     async def stop(self) -> bool:
         """Stop using the server. The last user shuts it down, with its file synced. Returns whether this one did."""
         if self._supervisor:
-            await cancel_and_wait(self._supervisor)
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
             self._supervisor = None
         async with self._users.changing(2 * STOP_TIMEOUT):
             self._users.join()  # so that a server without users is shut down too
@@ -215,12 +217,20 @@ class PoolServer:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
+        # no timeouts of redis-py: it writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation
+        # that arrives just when the write completes
         client: Any = redis.Redis(
-            unix_socket_path=str(self._socket), protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
+            unix_socket_path=str(self._socket),
+            protocol=2,
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            retry=Retry(NoBackoff(), 0),
         )
         try:
-            async with client:
+            async with asyncio.timeout(ANSWER_TIMEOUT), client:
                 return await client.execute_command(*command)
+        except TimeoutError as error:
+            raise OSError(f"{self._socket}: no answer within {ANSWER_TIMEOUT:.0f} s") from error
         except redis.RedisError as error:
             raise OSError(f"{self._socket}: {error}") from error
 
@@ -239,7 +249,8 @@ class PoolServer:
     async def _wait_for_death(self) -> None:
         while self._alive():
             with contextlib.suppress(TimeoutError):  # in another container its process id says nothing
-                await asyncio.wait_for(until_ended(self._pid), CHECK_PERIOD)
+                async with asyncio.timeout(CHECK_PERIOD):  # `wait_for` may lose a cancellation before Python 3.12
+                    await until_ended(self._pid)
                 await asyncio.sleep(POLL)  # the lock goes last, with the children that the server has forked
 
     def _alive(self) -> bool:
@@ -251,17 +262,6 @@ class PoolServer:
                 return not try_lock(lock)
         except FileNotFoundError:
             return False
-
-
-async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel the task until it ends.
-
-    redis-py writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when the
-    write completes.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=POLL)
 
 
 def _socket_path(data_dir: Path) -> Path:
