@@ -192,7 +192,8 @@ def test_a_rate_that_is_not_reached_is_said_and_latency_begins_when_it_was_due(
     samples = tmp_path / "samples.jsonl"
     options = ["--request-rate", "1000", "--samples", str(samples)]
     run = run_locust(server.url, tmp_path, *options, requests=10, users=1)
-    assert "the rate was not held: 0 of 10 requests were not sent, and 9 late" in run.output
+    said = "the rate was not held: 0 of 10 requests were not sent, and"
+    assert f"{said} 9 late" in run.output or f"{said} 10 late" in run.output  # a busy machine begins late
     lines: list[Any] = [json.loads(line) for line in samples.read_text().splitlines()]
     assert all(line["e2e"] > line["ttft"] > line["late"] > 100 for line in lines[1:])
 

@@ -90,7 +90,6 @@ def _key(case: Case) -> str:
 
 
 @pytest.mark.tools
-@pytest.mark.timeout(2 * TIMEOUT)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each(
     case: Case, checkpoints: dict[Case, Path], models: Path, found: dict[Case, Compared | str], tmp_path: Path
