@@ -96,10 +96,10 @@ class PoolServer:
 
     async def stop(self) -> bool:
         """Stop using the server. The last user shuts it down, with its file synced. Returns whether this one did."""
-        if self._supervisor:
+        if self._supervisor and not self._supervisor.done():  # it ends with the loop in which `start` ran
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
-            self._supervisor = None
+        self._supervisor = None
         async with self._users.changing(2 * STOP_TIMEOUT):
             self._users.join()  # so that a server without users is shut down too
             last = self._users.alone()
