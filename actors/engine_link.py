@@ -18,7 +18,7 @@ from actors.engine import EngineStatus, ServeReply
 from actors.liveness import watch
 from actors.rank_channels import RankChannels
 from services.engine.batch.block_names import common
-from services.errors import EngineLost, OtherWeights, StaleEpoch
+from services.errors import EngineLost, ModelError, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -93,7 +93,7 @@ class EngineLink:
         an earlier owner runs.
 
         `cost` learns from its warm-up. Raises EngineLost if a process dies, is stuck or is not ready in time, and
-        OtherWeights.
+        ModelError if the engine refuses the model.
         """
         for actor in self._actors:
             actor.expect.remote(epoch)
@@ -146,7 +146,7 @@ class EngineLink:
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, (StaleEpoch, OtherWeights)):
+            if isinstance(error.cause, (StaleEpoch, ModelError)):
                 raise type(error.cause)(*error.cause.args) from error
             raise EngineLost(f"the engine failed: {error}") from error
         except ray.exceptions.RayError as error:

@@ -60,8 +60,8 @@ class SeatEngine:
         ready are killed, since their state is unknown: a rank may wait for ever for one that is dead or stopped.
         `check_owner` is called before anything is killed.
 
-        Raises StaleEpoch, OtherWeights if the model's files have changed, and EngineLost if a process cannot be
-        reached, is stuck or is not ready in time.
+        Raises StaleEpoch, ModelError if the engine refuses the model or its files have changed, and EngineLost if a
+        process cannot be reached, is stuck or is not ready in time.
         """
         # loading may take longer than processes without an owner live
         keeping_alive = asyncio.create_task(self._keep_alive())

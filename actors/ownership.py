@@ -26,8 +26,8 @@ from services.background import keep_running, start
 from services.errors import (
     EngineLost,
     LaterEpoch,
+    ModelError,
     NotWanted,
-    OtherWeights,
     PoolFault,
     PoolUnavailable,
     SchedulerFault,
@@ -131,7 +131,7 @@ class Ownership:
         except EngineLost as error:
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(RETRY_PAUSE)
-        except OtherWeights as error:  # only the operator can resolve this
+        except ModelError as error:  # only the operator can resolve this
             log.error("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(self._context.settings.lease)
         except PoolFault as error:  # no request has caused this
@@ -156,7 +156,7 @@ class Ownership:
         finally:
             for task in (holding, working):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineLost, NotWanted, OtherWeights, StaleEpoch):
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, ModelError, NotWanted, StaleEpoch):
                     await task
 
     async def _remove(self) -> None:

@@ -61,27 +61,41 @@ class ClusterProcess:
         self._ray_runs = asyncio.Event()
 
     def _send(self, value: Any) -> None:
-        with contextlib.suppress(OSError):  # the child has died; `until_up` and `death` report that
+        with contextlib.suppress(OSError):  # the child has died; `until_ready` and `death` report that
             self._channel.sendall(json.dumps(value).encode() + b"\n")
 
-    async def until_up(self, redis_url: str, model: str, say: Callable[[str], None]) -> None:
-        """Wait until gateways and schedulers run, for this pool and this pinned model.
+    async def until_ready(
+        self, redis_url: str, model: str, answers: Callable[[], Awaitable[None]], say: Callable[[str], None]
+    ) -> None:
+        """Wait until gateways and schedulers run, for this pool and this pinned model, and then for `answers`.
 
         Raises OrcaError if the child ends instead, with the child's own message if it sent one.
         """
         self._send({"redis_url": redis_url, "model": model})
         reader, writer = await asyncio.open_unix_connection(sock=self._channel.dup(), limit=LINE)
         try:
-            while line := await reader.readline():
-                received = json.loads(line)
-                if "error" in received:
-                    raise OrcaError(received["error"])
-                if received["at"] == "serve":
-                    return
-                say("starting engines, schedulers and gateways")
-                self._ray_runs.set()
+            await self._until_up(reader, say)
+            answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._until_up(reader, say))
+            try:
+                await asyncio.wait({answering, failing}, return_when=asyncio.FIRST_COMPLETED)
+                (failing if failing.done() else answering).result()
+            finally:
+                for task in (answering, failing):
+                    task.cancel()
+                await asyncio.gather(answering, failing, return_exceptions=True)
         finally:
             writer.close()
+
+    async def _until_up(self, reader: asyncio.StreamReader, say: Callable[[str], None]) -> None:
+        """Read what the child sends until gateways and schedulers run. Raises OrcaError as `until_ready`."""
+        while line := await reader.readline():
+            received = json.loads(line)
+            if "error" in received:
+                raise OrcaError(received["error"])
+            if received["at"] == "serve":
+                return
+            say("starting engines, schedulers and gateways")
+            self._ray_runs.set()
         raise OrcaError("the process that holds Ray ended")
 
     def start_spares(self) -> None:
@@ -174,7 +188,7 @@ class Supervisor:
             self._cluster = self._start()
 
     async def _until_cluster_ready(self, redis_url: str, model: str) -> None:
-        starting = asyncio.create_task(self._until_up(redis_url, model))
+        starting = asyncio.create_task(self._cluster.until_ready(redis_url, model, self._until_ready, self._say))
         dying = asyncio.create_task(self._cluster.death())
         try:
             done, _ = await asyncio.wait({starting, dying}, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -187,10 +201,6 @@ class Supervisor:
             for task in (starting, dying):
                 task.cancel()
             await asyncio.gather(starting, dying, return_exceptions=True)  # passes on a cancellation of this task
-
-    async def _until_up(self, redis_url: str, model: str) -> None:
-        await self._cluster.until_up(redis_url, model, self._say)
-        await self._until_ready()
 
     async def stop(self) -> None:
         """Let the cluster drain, for at most `drain_timeout` seconds and a margin."""

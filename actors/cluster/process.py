@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -24,15 +25,23 @@ from typing import Any, NoReturn
 import ray
 from pydantic import SecretStr
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain, refuse_connections
-from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
+from actors.placement import (
+    NAMESPACE,
+    check_gpus,
+    engine_indices,
+    engine_names,
+    ensure_engine,
+    find_engine,
+    remove_engine,
+)
 from actors.replica import find_model, open_shards
-from services.errors import OrcaError
+from services.errors import ModelError, OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
 from services.models import resolve
@@ -41,6 +50,7 @@ from services.settings.settings import Settings
 from services.settings.sources import load
 
 APPLICATION = "orca"  # its name in Serve
+LOOK_EVERY = 1.0  # seconds between looks whether an engine refuses the model
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -61,9 +71,12 @@ class Channel:
             sys.exit("the supervisor is gone")
         return json.loads(line)
 
-    def wait(self) -> None:
-        """Wait for the next value, or until the supervisor is gone."""
+    def wait(self, timeout: float) -> bool:
+        """Wait for the next value, which is dropped, or until the supervisor is gone. Returns whether that is so."""
+        if not select.select([self._socket], [], [], timeout)[0]:
+            return False
         self._lines.readline()
+        return True
 
     def send(self, **values: Any) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone
@@ -109,7 +122,8 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
     settings = settings.model_copy(update=update)
     _deploy(settings, folder)
     channel.send(at="serve")
-    channel.wait()  # until the server is ready
+    while not channel.wait(LOOK_EVERY):  # until the server is ready
+        _check_loaded()
     _add_replicas(settings)
     try:
         while True:
@@ -183,6 +197,18 @@ def _check_model(engines: list[ActorHandle[Any]]) -> None:
         if error.actor_init_failed:
             *_, last = str(error).strip().splitlines()  # of the traceback: the type and the message
             raise OrcaError(last.partition(": ")[2] or last) from None
+
+
+def _check_loaded() -> None:
+    """Raise ModelError with its reason if an engine has refused the model when it loaded the weights. Its scheduler
+    tries again for ever, since the files may be mended."""
+    names = [name for index in engine_indices() for name in engine_names(index)]
+    engines = [engine for name in names if (engine := find_engine(name))]
+    answers, _ = ray.wait([engine.refusal.remote() for engine in engines], num_returns=len(engines), timeout=LOOK_EVERY)
+    for answer in answers:
+        with contextlib.suppress(RayError):  # it is starting again
+            if reason := ray.get(answer):
+                raise ModelError(reason)
 
 
 def _add_replicas(settings: Settings) -> None:

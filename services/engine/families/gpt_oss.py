@@ -58,10 +58,9 @@ class GptOss(Experts):
             )
 
     def _weights(self, name: str, expert: int, inner: RowRange) -> tuple[Weight, Weight]:
-        """Weights [outputs, inputs]: all outputs of the first product, and these inputs of the second."""
-        if (
-            f"{name}.{expert}.down_proj.weight" in self._tensors
-        ):  # those of a quantized checkpoint are weights of their own
+        """Weights [outputs, inputs]: all outputs of the first product, and these inputs of the second. Quantized ones
+        have a name for each expert."""
+        if f"{name}.{expert}.down_proj.weight" in self._tensors:
             up = self._tensors.weight(f"{name}.{expert}.gate_up_proj.weight")
             return up, self._tensors.weight(f"{name}.{expert}.down_proj.weight", columns=inner)
         own = expert, expert + 1

@@ -76,7 +76,9 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=vocabulary,
         embedding=_embedding(packer, weights, vocabulary) if layout.is_first else None,
-        positions=_positions(packer, weights) if layout.is_first and not part.rotary else None,
+        positions=packer.table(weights.positions(), weights.positions_name)
+        if layout.is_first and not part.rotary
+        else None,
         bytes_read=weights.bytes_read,
         as_stored=packer.as_stored,
     )
@@ -87,10 +89,6 @@ def _embedding(packer: Packer, weights: DecoderWeights, vocabulary: PackedMatrix
     if weights.tied and vocabulary and vocabulary.groups:
         return PackedTable(vocabulary, weights.first_token)
     return packer.table(weights.embedding(), weights.embedding_name)
-
-
-def _positions(packer: Packer, weights: DecoderWeights) -> PackedTable:
-    return packer.table(weights.positions(), weights.positions_name)
 
 
 def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
