@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
 from services.models.gguf_file import is_first, name_of, parts_of
-from services.models.model_type import check_model_type
+from services.models.info import read_json
 
+LISTS = ("auto_mappings.py", "configuration_auto.py")  # of transformers.models.auto, with the names of all types
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -38,6 +41,28 @@ def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
         return folder
     identity = "\n".join(_stamp(file) for file in (*weights, folder / "config.json"))
     return _converted(folder, f"folder {identity}", folder.name, cache_dir, progress)
+
+
+def check_model_type(folder: Path) -> None:
+    """Raises ModelError if the config.json in `folder` names no `model_type`, or one that transformers does not know.
+
+    Reads transformers' sources, since importing it takes seconds. A type whose name is elsewhere in the lists passes;
+    `load_config` refuses it later."""
+    config = read_json(folder / "config.json") or {}
+    if "model_type" not in config:
+        raise ModelError(f"{folder / 'config.json'} has no model_type")
+    known = _lists()
+    if known and f'"{config["model_type"]}"' not in known:
+        kind, installed = config["model_type"], version("transformers")
+        raise ModelError(f"{folder} has model_type {kind!r}, which transformers {installed} does not know")
+
+
+def _lists() -> str:
+    """The sources of the lists; empty if another version of transformers has them elsewhere."""
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec else None
+    files = [Path(place) / "models" / "auto" / name for place in places or () for name in LISTS]
+    return "".join(file.read_text(encoding="utf-8") for file in files) if all(map(Path.is_file, files)) else ""
 
 
 def _instead(folder: Path) -> str:

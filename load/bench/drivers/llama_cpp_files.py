@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-import llama_cpp  # type: ignore[import-not-found, unused-ignore]
+import llama_cpp  # type: ignore[import-not-found, unused-ignore]  # only in the environment of this driver
 
 CHUNK = 512  # tokens of a step
 ERROR = 4  # ggml's level of a log line

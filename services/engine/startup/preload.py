@@ -27,7 +27,7 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     importlib.import_module("services.engine.engine")
     device = devices.choose_device(settings)
     if spec := fast_path_spec(folder, settings):
-        # not when they are loaded: what an actor raises while it is created ends the start of the server
+        # not when they are loaded: a spare that takes over must not wait for it
         check_shapes(open_weights(spec, folder, as_stored=executes_as_stored(settings)), spec)
     settings = proven(folder, settings)
     if settings.tp * settings.pp > 1:

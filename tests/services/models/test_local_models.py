@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from services.engine.families.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
-from services.models.model_type import check_model_type
+from services.models.local import check_model_type
 from services.text import Tokenizer
 
 ROOT = Path(__file__).parents[3]

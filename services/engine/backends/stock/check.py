@@ -55,29 +55,17 @@ def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
         model.set_attn_implementation(NAME)
     if not there.own_head:
         raise ModelError(f"{kind}: its logits cannot be made from its hidden states alone, so it is not served")
-    masks = _masks_of(model, there, num_layers)
+    if there.layers != list(range(num_layers)):
+        raise ModelError(f"{kind}: {_missing(model, there.layers, num_layers)}")
+    masks = [_mask_of(kind, extras) for extras in there.extras]
+    if not _agree(masks, DynamicCache(config=model.config)):
+        raise ModelError(f"{kind}: a window that its masks lack is not served")
     if not all(_equal(one, other.flip(0)) for one, other in zip(there.seen, back.seen, strict=True)):
         raise ModelError(
             f"{kind}: its layers mix tokens by more than attention, or place them by more than their positions, so it "
             "is not served"
         )
     return [AttentionLayer(shape, mask) for shape, mask in zip(there.shapes, masks, strict=True)]
-
-
-def check_without_weights(model: Any, num_layers: int) -> None:
-    """Raises the ModelErrors of `check_attention` that no weights are needed for, of a model on the meta device. Code
-    that looks at numbers cannot run there; such a model passes."""
-    recorder = _Recorder()
-    tokens = torch.arange(TOKENS, device=model.device)[None]
-    model.set_attn_implementation(PROBE)
-    try:
-        with torch.inference_mode(), attending(recorder):
-            model(input_ids=tokens, position_ids=tokens, use_cache=False)
-        _masks_of(model, recorder, num_layers)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError):
-        return
-    finally:
-        model.set_attn_implementation(NAME)
 
 
 def base_of(model: Any) -> Any:
@@ -121,17 +109,6 @@ def _run(model: Any, tokens: torch.Tensor) -> _Recorder:
             again = logits_after(model, hidden[0], everything[1:])
             recorder.own_head = again.shape == logits[1:].shape and _equal(again.float(), logits[1:].float())
     return recorder
-
-
-def _masks_of(model: Any, recorder: _Recorder, num_layers: int) -> list[LayerMask]:
-    """The masks of all layers. Raises ModelError if a layer did not call our attention, or not as it is served."""
-    kind = model.config.get_text_config().model_type
-    if recorder.layers != list(range(num_layers)):
-        raise ModelError(f"{kind}: {_missing(model, recorder.layers, num_layers)}")
-    masks = [_mask_of(kind, extras) for extras in recorder.extras]
-    if not _agree(masks, DynamicCache(config=model.config)):
-        raise ModelError(f"{kind}: a window that its masks lack is not served")
-    return masks
 
 
 def _missing(model: Any, called: list[int | None], num_layers: int) -> str:

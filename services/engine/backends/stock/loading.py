@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from services.engine.backends.stock.attention import NAME
-from services.engine.backends.stock.check import check_attention, check_without_weights
+from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
@@ -42,13 +42,10 @@ def load_stock(
 
 def import_family(folder: Path) -> None:
     """Build the model of `folder` without memory for weights. transformers imports a family's code when it first builds
-    one, which takes seconds, where weights may take milliseconds. Raises ModelError, also for layers that are not
-    served, where this shows without weights."""
+    one, which takes seconds, where weights may take milliseconds. Raises ModelError."""
     config = load_config(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    keep_latent(model)
-    check_without_weights(model, config.num_hidden_layers)
+        AutoModelForCausalLM.from_config(config)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ from tiny_families import small_config
 from transformers import AutoModelForCausalLM
 
 from services.engine.backends.stock.attention import NAME
-from services.engine.backends.stock.check import check_attention, check_without_weights
+from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.masks import LayerMask
 from services.engine.batch.kv_cache import LayerShape
@@ -79,18 +79,3 @@ def test_a_window_that_only_the_cache_of_transformers_has_is_refused() -> None:
 def test_an_encoder_is_refused() -> None:
     with pytest.raises(ModelError, match="an attention mask of its own"):
         check_attention(tiny("bert"), 2)
-
-
-@pytest.mark.parametrize("family", ["bloom", "falcon", "mpt"])
-def test_attention_that_cannot_be_replaced_shows_without_weights(family: str) -> None:
-    with torch.device("meta"):
-        model = tiny(family)
-    with pytest.raises(ModelError, match=f"{family}: its attention cannot be replaced"):
-        check_without_weights(model, 2)
-
-
-@pytest.mark.parametrize("family", ["llama", "cohere2", "gemma2"])
-def test_a_model_that_is_served_passes_without_weights(family: str) -> None:
-    with torch.device("meta"):
-        model = tiny(family)
-    check_without_weights(model, 2)
