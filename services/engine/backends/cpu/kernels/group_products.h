@@ -95,7 +95,7 @@ inline void read_output(const Matrix& matrix, int output, float* to) {
     thread_local Numbers memory;
     const size_t size = size_t(matrix.inputs) * WIDTH;
     if (memory.size() < size) memory.resize(size);
-    with_codes(matrix.groups, [&]<int BITS, auto CODING>() {
+    with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         widen_groups<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
                                    memory.data());
     });
