@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from load.server import OrcaServer
+from services.pool.reference.seats import RETURN_TIME
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 
@@ -50,7 +51,7 @@ def response(server: OrcaServer, path: str) -> dict[str, Any]:
 
 
 def until_ended(server: OrcaServer, path: str) -> dict[str, Any]:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + RETURN_TIME + PATIENCE  # so long the pool counts the seat of the server that was killed
     while (found := response(server, path))["status"] in ("queued", "in_progress"):
         assert time.monotonic() < end, found
         time.sleep(0.1)
