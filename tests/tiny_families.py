@@ -72,6 +72,19 @@ LONG_ROPE = {
     "original_max_position_embeddings": LONGEST_SHORT,
 }
 
+# a first layer with a state, a second one with attention
+RECURRENT = {"layer_types": ["linear_attention", "full_attention"]}
+GATED_DELTA = {
+    **RECURRENT,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "shared_expert_intermediate_size": 32,
+}
+CONVOLVED = {"layer_types": ["conv", "full_attention"]}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+
 # families that need nothing more
 PLAIN = """
 afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone_moe
@@ -114,12 +127,25 @@ TESTED: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"rope_parameters": PLAIN_ROPE},
     "hunyuan_v1_moe": {"rope_parameters": PLAIN_ROPE},
-    "granitemoehybrid": {
-        "layer_types": ["full_attention"] * 2,
-        "mamba_n_heads": 8,
-        "num_local_experts": 0,
-        "position_embedding_type": "rope",
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), GATED_DELTA),
+    "qwen3_5_text": {name: value for name, value in GATED_DELTA.items() if "expert" not in name},
+    "olmo_hybrid": RECURRENT,
+    "kimi_linear": {**LATENT, **RECURRENT, "linear_head_dim": 16, "linear_num_heads": 4, "q_lora_rank": None},
+    "bailing_hybrid": {**LATENT, **RECURRENT, "num_expert_group": 1, "topk_group": 1},
+    **dict.fromkeys(("lfm2", "lfm3"), CONVOLVED),
+    "lfm2_moe": {**CONVOLVED, "num_dense_layers": 1},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},
+    "granitemoehybrid": {**MAMBA, **RECURRENT, "shared_intermediate_size": 64},
+    "nemotron_h": {
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
     },
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_d_state": 8, "mamba_dt_rank": 8},
 }
 
 

@@ -6,20 +6,25 @@ from __future__ import annotations
 
 from typing import Any
 
-HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
-SHORT_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 REPLACED = "its attention cannot be replaced"
-RECURRENT = "layers of type linear_attention are not served"
 SELECTED = "layers of type indexed_attention are not served"
 BIDIRECTIONAL = "an attention mask of its own is not served"
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    **dict.fromkeys(("bamba", "jamba", "minimax", "olmo_hybrid"), ({}, RECURRENT)),
-    "qwen3_next": (HYBRID, RECURRENT),
-    "nemotron_h": ({}, "layers of type linear_attention"),
-    "falcon_h1": ({}, "layers of type hybrid are not served"),
-    **dict.fromkeys(("inkling_text", "inkling2_text"), ({}, "layers of type hybrid_sliding are not served")),
-    **dict.fromkeys(("lfm2", "lfm3"), (SHORT_CONVOLUTIONS, "layers of type conv are not served")),
+    **dict.fromkeys(("inkling_text", "inkling2_text"), ({}, "a position bias is not served")),
+    "minimax": ({}, "its layers with a state are not served"),
+    "zaya": ({"num_experts_per_tok": 1}, "its layers with a state are not served"),
+    "zamba2": (
+        {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "num_hidden_layers": 4,
+            "mamba_d_state": 16,
+            "n_mamba_heads": 8,
+        },
+        REPLACED,
+    ),
+    **dict.fromkeys(("mamba", "falcon_mamba"), ({}, "says none of: max_position_embeddings")),
+    "mamba2": ({"num_heads": 8, "head_dim": 16, "state_size": 16}, "says none of: max_position_embeddings"),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), ({}, SELECTED)),
     "deepseek_v4": ({}, "layers of type heavily_compressed_attention are not served"),
     **dict.fromkeys(("big_bird", "gpt_neox_japanese", "megatron-bert", "openai-gpt"), ({}, REPLACED)),
@@ -39,7 +44,7 @@ DECODERS = "the decoder of a model with an encoder, which has its positions from
 ENCODERS = "an encoder, which is seldom used as a decoder"
 MULTIMODAL = "a model with images or sound, of which no text model alone can be made small here"
 PARTS = "a part of another model, which does not run alone"
-STATES = "a recurrent or hybrid model, whose config has no length or no small form; its kind is refused"
+STATES = "a recurrent or hybrid model, whose config has no length or no small form"
 UNTESTED: dict[str, str] = {
     **dict.fromkeys(
         ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
@@ -52,9 +57,7 @@ UNTESTED: dict[str, str] = {
     **dict.fromkeys(("llama4", "mllama", "moss_transcribe_diarize", "phi4_multimodal", "dots3_note"), MULTIMODAL),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen4_exp"), MULTIMODAL),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), PARTS),
-    **dict.fromkeys(("bailing_hybrid", "falcon_mamba", "kimi_linear", "lfm2_moe", "mamba", "mamba2"), STATES),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp_text", "recurrent_gemma", "rwkv"), STATES),
-    **dict.fromkeys(("xlstm", "zamba", "zamba2", "zaya"), STATES),
+    **dict.fromkeys(("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba"), STATES),
     **dict.fromkeys(("blt", "cpmant", "dbrx", "dots3_note_text", "nanochat", "xglm"), "no tiny config was made"),
     "minimax_m3_vl_text": "its sparse layers have no tiny config",
 }

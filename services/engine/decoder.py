@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 
 
 class Decoder(Protocol):
@@ -33,6 +33,11 @@ class Decoder(Protocol):
     @property
     def layers_in_memory(self) -> list[LayerShape]:
         """The same for all ranks whose KV caches share one memory with this one's."""
+        ...
+
+    @property
+    def states(self) -> Sequence[StateShape]:
+        """What layers keep in place of something of each token, once for each block."""
         ...
 
     def bind(self, cache: KVCache) -> None:

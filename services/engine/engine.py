@@ -16,7 +16,7 @@ from services.engine.batch.block_names import BlockNames
 from services.engine.batch.block_record import BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack
-from services.engine.batch.kv_cache import KVCache, block_bytes
+from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
 from services.engine.decoder import Decoder
 from services.engine.families.tensors import Tensors
@@ -27,7 +27,7 @@ from services.engine.sampling.grammars import GrammarCompiler, load_grammars
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
 from services.engine.startup import devices, huge_pages, loading, warm_up
 from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
@@ -109,7 +109,7 @@ class Engine:
             model=info.name,
             max_model_len=length,
             num_blocks=cache.num_blocks,
-            block_size=settings.block_size,
+            block_size=cache.block_size,
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {_libraries()} {_formats(settings, dtype)} {device.type} {decoder.path}",
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
@@ -232,11 +232,13 @@ def _share(
 
 def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocate: Allocate) -> KVCache:
     """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`."""
-    device = devices.choose_device(settings)
-    size = block_bytes(decoder.layers_in_memory, settings.block_size, decoder.cache_dtype)
-    blocks = devices.count_blocks(settings, size, length, devices.free_bytes(device))
-    reserved = warm_up.count_blocks(settings.block_size)
-    return KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device, reserved, allocate)
+    device, dtype = devices.choose_device(settings), decoder.cache_dtype
+    per_token = sum(layer.bytes(dtype) for layer in decoder.layers_in_memory)
+    state = sum(state.bytes for state in decoder.states)
+    size = choose_block_size(settings, per_token, state)
+    blocks = devices.count_blocks(settings, size * per_token + state, size, length, devices.free_bytes(device))
+    reserved = warm_up.count_blocks(size)
+    return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 
 
 def _formats(settings: EngineSettings, dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.engine.batch.block_names import BlockNames
-from services.engine.settings import DeadlyToken, EngineSettings
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
 from services.engine.startup.warm_up import count_blocks
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
@@ -49,7 +49,7 @@ class NullEngine:
                 model=model.name,
                 max_model_len=settings.max_model_len or model.max_model_len,
                 num_blocks=settings.kv_blocks or DEFAULT_BLOCKS,
-                block_size=settings.block_size,
+                block_size=choose_block_size(settings),
                 vocab_size=model.vocab_size,
                 numerics="null",
             ),

@@ -14,6 +14,13 @@ from services.files import user_cache
 NO_TOKEN = -1
 
 
+BLOCK_SIZE = 16  # tokens
+# Of models whose layers keep a state. A request that continues computes less than a block again, and a prefix is shared
+# by whole blocks, so blocks should not be larger than memory makes them. Gated delta rules run in steps of 64 tokens.
+STATE_STEP = 64
+LARGEST_BLOCK = 512
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Where and how the model runs; the defaults are those of `services.settings.settings.Settings`.
@@ -32,7 +39,7 @@ class EngineSettings:
     fast_path_fault: str = ""  # why the fast path is not trusted here (see startup/proof); empty: it is trusted
     batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the fast path only
     cache_dir: Path = field(default_factory=user_cache)  # where compiled kernels are kept
-    block_size: int = 16  # tokens of one KV block
+    block_size: int = 0  # tokens of one KV block; 0: see `choose_block_size`
     kv_blocks: int = 0  # 0: as many as kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.25
     max_model_len: int = 0  # tokens; 0: the model's own limit
@@ -43,6 +50,16 @@ class EngineSettings:
     pp: int = 1  # pipeline stages
     deadly_token: int = NO_TOKEN  # see DeadlyToken
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
+
+
+def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_bytes: int = 0) -> int:
+    """`block_size`, or what suits a model that keeps so many bytes of keys and values for a token, and so many of
+    states for a block: then states take no more memory than keys and values, unless this takes more than LARGEST_BLOCK.
+    """
+    if settings.block_size or not state_bytes:
+        return settings.block_size or BLOCK_SIZE
+    tokens = -(-state_bytes // bytes_per_token) if bytes_per_token else LARGEST_BLOCK
+    return min(max(-(-tokens // STATE_STEP) * STATE_STEP, STATE_STEP), LARGEST_BLOCK)
 
 
 class DeadlyToken:

@@ -13,7 +13,15 @@ from services.errors import ModelError, SettingsError
 from services.models.contents import BLOCKS, contents
 
 # The names of the longest context in the configs of different families, the most reliable first.
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_LENGTHS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
             return config[name]
     raise ModelError(
         f"{folder / 'config.json'}, of type {config.get('model_type', 'unknown')!r}, says none of: {', '.join(names)}; "
-        "only decoders whose layers are attention and experts are served, see docs/models.md"
+        "models without a longest request are not served, see docs/models.md"
     )
 
 

@@ -97,7 +97,14 @@ class Settings(
             description="CUDA: a request's logits have the same bits in any batch, which is slower; always so on CPUs"
         ),
     ] = False
-    block_size: Annotated[int, Field(ge=1, le=1024, description="number of tokens in one KV block")] = 16
+    block_size: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1024,
+            description="number of tokens in one KV block; 0: 16, or more for a model whose layers keep a state",
+        ),
+    ] = 0
     kv_blocks: Annotated[
         int, Field(ge=0, description="KV blocks of an engine; 0: as many as kv_memory_fraction allows")
     ] = 0

@@ -204,10 +204,10 @@ def test_a_model_that_is_not_served_is_named(tmp_path: Path) -> None:
     """Its engine refuses it in a process of its own."""
     model = make_tiny_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    config |= {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    config |= {"layer_types": ["indexed_attention"] * config["num_hidden_layers"]}
     (model / "config.json").write_text(json.dumps(config))
     server = OrcaServer(tmp_path, "--model", str(model))
     server.until("logs are in")
     assert server.process.wait(60) == 1
-    assert "orca serve: mamba: layers of type linear_attention are not served" in server.lines[-1]
+    assert "orca serve: llama: layers of type indexed_attention are not served" in server.lines[-1]
     server.__exit__()

@@ -10,8 +10,11 @@ from transformers import AutoConfig
 from services.engine.checkpoints.methods import format_of
 from services.errors import ModelError
 
-# layers whose state is keys and values
-SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+# layers that keep keys and values, a state, or both ("hybrid"); and those that keep nothing
+SERVED_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
+    | {"hybrid", "hybrid_sliding", "mlp", "moe", "sparse", "dense"}
+)
 
 INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
 

@@ -46,13 +46,15 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "gemma3_text": Gemma,
 }
 
+LAYERS = frozenset({"full_attention", "sliding_attention"})  # of `layer_types`
 WHOLE = Shard()
 
 
 def spec_of(config: Any) -> DecoderSpec | None:
     """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
     family = FAMILIES.get(config.model_type)
-    return family.read_spec(config) if family else None
+    attending = LAYERS.issuperset(getattr(config, "layer_types", None) or ())
+    return family.read_spec(config) if family and attending else None
 
 
 def open_weights(

@@ -4,14 +4,14 @@ from it."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn.functional import pad
 
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 from services.engine.families.spec import DecoderSpec
 from services.engine.parallel.layout import Layout, Shard
 from services.engine.parallel.links import Links
@@ -53,6 +53,7 @@ class RankDecoder(ABC):
     bytes_read: int  # of the checkpoint
     as_stored: Mapping[str, bool]
     memory: int
+    states: Sequence[StateShape] = ()  # no family of the fast path has any
 
     def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:
         """`spec` is the whole model's."""

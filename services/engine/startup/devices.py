@@ -55,7 +55,7 @@ def _cpu_prefers_bfloat16() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
 
 
-def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: int, free: int) -> int:
+def count_blocks(settings: EngineSettings, bytes_per_block: int, block_size: int, max_model_len: int, free: int) -> int:
     """`kv_blocks`, or floor(free bytes * kv_memory_fraction / bytes_per_block), with the weights already loaded.
 
     `bytes_per_block` is the size of a block over all ranks that share the `free` bytes, so that all ranks have the same
@@ -70,7 +70,7 @@ def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: 
             f"kv_memory_fraction={settings.kv_memory_fraction} of {free} free bytes "
             f"holds no KV block of {bytes_per_block} bytes"
         )
-    return min(fitting, 4096 * -(-max_model_len // settings.block_size))
+    return min(fitting, 4096 * -(-max_model_len // block_size))
 
 
 def free_bytes(device: torch.device) -> int:

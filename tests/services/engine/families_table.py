@@ -29,11 +29,13 @@ def features(engine: Engine, folder: Path) -> str:
         found.append("sliding windows")
     if any(mask.chunk for mask in decoder.masks):
         found.append("chunks")
+    if decoder.states:
+        found.append("states")
     if fields.get("attn_logit_softcapping"):
         found.append("soft caps")
     if any("sink" in name for name in names):
         found.append("sinks")
-    if any("experts" in name for name in names):
+    if any("experts" in name or "moe" in name for name in names):
         found.append("experts")
     if fields.get("num_kv_shared_layers"):
         found.append("shared keys")

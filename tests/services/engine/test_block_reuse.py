@@ -13,6 +13,7 @@ from driver import Driver
 from owners import Owners
 from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
+from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
@@ -31,10 +32,12 @@ def new(id: str, tokens: list[int], computed: int = 0) -> NewRequest:
     return NewRequest(id, tokens, len(tokens), GREEDY, computed)
 
 
-@pytest.fixture(params=["null", "native", "sdpa", "gpt_oss"])
-def engine(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Any:
+@pytest.fixture(params=["null", "native", "sdpa", "gpt_oss", "qwen3_5_text"])
+def engine(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path], tmp_path: Path) -> Any:
     if request.param == "null":
         return NullEngine(EngineFigures("null", 256, 16, 4, 200, "null"))
+    if request.param == "qwen3_5_text":
+        return Engine.load(make_tiny_family(tmp_path, "qwen3_5_text"), SETTINGS)
     if request.param == "gpt_oss":
         return Engine.load(tiny_model("gpt_oss"), SETTINGS)
     return Engine.load(tiny_model("llama"), dataclasses.replace(SETTINGS, fast_path=request.param == "native"))
@@ -83,9 +86,10 @@ def test_a_failed_request_leaves_names_only_to_blocks_that_it_shares(tmp_path: P
     assert engine.block_names == named
 
 
-def test_each_owner_continues_with_the_blocks_of_the_one_before(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text", "lfm2"])
+def test_each_owner_continues_with_the_blocks_of_the_one_before(family: str, tmp_path: Path) -> None:
     """Owners die at any point of a block; each computes at most one block of a request again."""
-    engine = Engine.load(tiny_model("llama"), dataclasses.replace(SETTINGS, kv_blocks=100))
+    engine = Engine.load(make_tiny_family(tmp_path, family), dataclasses.replace(SETTINGS, kv_blocks=100))
     expected = [Driver(engine).run([job])[0].output for job in seeded_jobs()]
     claims = [Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(seeded_jobs())]
     owners = Owners(engine, lambda: engine.block_names, claims)

@@ -6,7 +6,9 @@ StableLM says it cannot and does), so the model runs and reports what it does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import BoundArguments
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from transformers import DynamicCache
 
 from services.engine.backends.stock.attention import NAME, PROBE, attending
 from services.engine.backends.stock.masks import LayerMask, MaskRequest
+from services.engine.backends.stock.states import StateLayer, advancing
 from services.engine.batch.kv_cache import LayerShape
 from services.errors import ModelError
 
@@ -34,16 +37,18 @@ Extras = dict[str, Any]
 class AttentionLayer:
     """What one layer keeps of a token, and which tokens it attends to."""
 
+    index: int  # the model's number for it
     shape: LayerShape
     mask: LayerMask
 
 
-def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
-    """Run a few tokens through `model`, and the same tokens in reverse order.
+def check_attention(model: Any, num_layers: int, states: Sequence[StateLayer] = ()) -> list[AttentionLayer]:
+    """Run a few tokens through `model`, and the same tokens in reverse order. Returns the layers that attend.
 
-    Each layer must call our attention once and ask for nothing but what it serves. All else must compute each token
-    from the token and its position alone: then both runs compute the same. The head must be a step of its own, because
-    prompts are scored by running only that. Raises ModelError naming what is not served.
+    Each layer must call our attention once and ask for nothing but what it serves, or be one of those with `states`, or
+    have neither. All else must compute each token from the token and its position alone: then both runs compute the
+    same. The head must be a step of its own, because prompts are scored by running only that. Raises ModelError naming
+    what is not served.
     """
     kind = model.config.get_text_config().model_type
     model.set_attn_implementation(PROBE)
@@ -55,17 +60,19 @@ def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
         model.set_attn_implementation(NAME)
     if not there.own_head:
         raise ModelError(f"{kind}: its logits cannot be made from its hidden states alone, so it is not served")
-    if there.layers != list(range(num_layers)):
-        raise ModelError(f"{kind}: {_missing(model, there.layers, num_layers)}")
+    cache = DynamicCache(config=model.config)
+    without = _without_state(there.layers, states, cache, num_layers)
+    if without or len(set(there.layers)) != len(there.layers):
+        raise ModelError(f"{kind}: {_missing(model, there.layers, without, num_layers)}")
     masks = [_mask_of(kind, extras) for extras in there.extras]
-    if not _agree(masks, DynamicCache(config=model.config)):
+    if not _agree(dict(zip(there.layers, masks, strict=True)), cache):
         raise ModelError(f"{kind}: a window that its masks lack is not served")
     if not all(_equal(one, other.flip(0)) for one, other in zip(there.seen, back.seen, strict=True)):
         raise ModelError(
             f"{kind}: its layers mix tokens by more than attention, or place them by more than their positions, so it "
             "is not served"
         )
-    return [AttentionLayer(shape, mask) for shape, mask in zip(there.shapes, masks, strict=True)]
+    return [AttentionLayer(*layer) for layer in zip(there.layers, there.shapes, masks, strict=True)]
 
 
 def base_of(model: Any) -> Any:
@@ -97,7 +104,7 @@ def _run(model: Any, tokens: torch.Tensor) -> _Recorder:
     everything = torch.arange(len(tokens), device=model.device)
     with torch.inference_mode():
         try:
-            with attending(recorder):
+            with attending(recorder), advancing(recorder):
                 output = model(
                     input_ids=rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=everything
                 )
@@ -111,18 +118,22 @@ def _run(model: Any, tokens: torch.Tensor) -> _Recorder:
     return recorder
 
 
-def _missing(model: Any, called: list[int | None], num_layers: int) -> str:
+def _without_state(called: list[int], states: Sequence[StateLayer], cache: Any, num_layers: int) -> list[int]:
+    """The layers for which a cache of transformers has a place, and which have neither called our attention nor a state
+    that is known."""
+    known = {*called, *(layer.index for layer in states)}
+    dummy = {index for index, dummy in enumerate(cache.is_dummy) if dummy} if states else set()
+    return [index for index in range(num_layers) if index not in known and index not in dummy]
+
+
+def _missing(model: Any, called: list[int], without: list[int], num_layers: int) -> str:
     """Why layers did not call our attention once each."""
-    if not getattr(model, "_is_stateful", False):
+    if without and getattr(model, "_is_stateful", False):
         return (
-            "its attention cannot be replaced, so it is not served "
-            f"(layers that called: {called}, layers: {num_layers})"
+            f"layers {', '.join(map(str, without))} keep a state in place of keys and values, which is not in "
+            "transformers' cache, so it is not served"
         )
-    without = sorted(set(range(num_layers)) - {layer for layer in called if layer is not None})
-    return (
-        f"layers {', '.join(map(str, without))} keep a state of their own in place of keys and values (recurrence or "
-        "convolution), which is not served"
-    )
+    return f"its attention cannot be replaced, so it is not served (layers that called: {called}, layers: {num_layers})"
 
 
 def _mask_of(kind: str, extras: Extras) -> LayerMask:
@@ -141,10 +152,11 @@ def _mask_of(kind: str, extras: Extras) -> LayerMask:
     return mask
 
 
-def _agree(masks: list[LayerMask], cache: Any) -> bool:
-    """Whether transformers' own cache keeps what these masks show. Layers that read the keys of others have a dummy."""
-    layers = zip(masks, cache.is_sliding, cache.is_dummy, strict=False)
-    return all(dummy or mask.limited == limited for mask, limited, dummy in layers)
+def _agree(masks: dict[int, LayerMask], cache: Any) -> bool:
+    """Whether transformers' own cache keeps what the masks of these layers show. Layers that read the keys of others
+    have a dummy."""
+    layers = enumerate(zip(cache.is_sliding, cache.is_dummy, strict=True))
+    return all(dummy or masks[index].limited == limited for index, (limited, dummy) in layers if index in masks)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -153,10 +165,10 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Recorder:
-    """An attention backend that records what it is asked for and returns zeros."""
+    """A backend of attention and of states that records what it is asked for and returns zeros."""
 
     def __init__(self) -> None:
-        self.layers: list[int | None] = []
+        self.layers: list[int] = []
         self.shapes: list[LayerShape] = []
         self.extras: list[Extras] = []
         self.seen: list[torch.Tensor] = []  # [tokens, numbers], of each layer its input; at last the logits
@@ -173,8 +185,16 @@ class _Recorder:
     ) -> torch.Tensor:
         if not len(query) == len(key) == len(value) == TOKENS:
             raise ValueError(f"{len(query)} queries and {len(key)} keys for {TOKENS} tokens")
+        if layer is None:
+            raise ValueError("a layer without an index")
         self.layers.append(layer)
         self.shapes.append(LayerShape(key.shape[1], key.shape[2], value.shape[2]))
         self.extras.append(extras)
         self.seen.append(torch.cat([part.flatten(1).float() for part in (query, key, value)], 1))
         return query.new_zeros(*query.shape[:2], value.shape[2])
+
+    def advance(self, layer: StateLayer, hidden: torch.Tensor, call: BoundArguments) -> torch.Tensor:
+        if len(hidden) != TOKENS:
+            raise ValueError(f"{len(hidden)} hidden states for {TOKENS} tokens")
+        self.seen.append(hidden.float())
+        return torch.zeros_like(hidden)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from services.engine.backends.stock.attention import attending
 from services.engine.backends.stock.check import AttentionLayer, base_of, logits_after
 from services.engine.backends.stock.sdpa import SdpaAttention
+from services.engine.backends.stock.state_blocks import StateBlocks
+from services.engine.backends.stock.states import StateLayer, advancing
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.families.kept import tensor_bytes
@@ -18,10 +20,16 @@ from services.engine.families.kept import tensor_bytes
 class StockDecoder:
     """Runs `model` flat as [1, total_tokens]."""
 
-    def __init__(self, model: Any, layers: list[AttentionLayer], path: str = "sdpa") -> None:
+    def __init__(
+        self, model: Any, layers: list[AttentionLayer], states: Sequence[StateLayer] = (), path: str = "sdpa"
+    ) -> None:
+        """`layers` that attend, and those with `states`."""
         self.path = path
         self.layers = [layer.shape for layer in layers]
         self.masks = [layer.mask for layer in layers]
+        self.states = [shape for layer in states for shape in layer.shapes.values()]
+        self._attending = {layer.index: number for number, layer in enumerate(layers)}
+        self._advancing = states
         self._model = model
         self._base = base_of(model)
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
@@ -47,7 +55,9 @@ class StockDecoder:
         self._hidden = None
         hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
         try:
-            with attending(SdpaAttention(batch, self._cache, self._device, self.masks)):
+            attention = SdpaAttention(batch, self._cache, self._device, self.masks, self._attending)
+            states = StateBlocks(batch, self._cache, self._advancing, self._device)
+            with attending(attention), advancing(states):
                 output = self._model(
                     input_ids=self._on_device(batch.input_ids)[None],
                     position_ids=self._on_device(batch.positions())[None],

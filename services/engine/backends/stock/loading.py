@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from services.engine.backends.stock.attention import NAME
 from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
+from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
@@ -37,7 +38,9 @@ def load_stock(
     model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
     keep_latent(model)
     chosen = place_by_position(model, length)
-    return StockDecoder(model, check_attention(model, config.num_hidden_layers), f"{path} {chosen}".rstrip())
+    states = find_states(model)
+    layers = check_attention(model, config.num_hidden_layers, states)
+    return StockDecoder(model, layers, states, f"{path} {chosen}".rstrip())
 
 
 def import_family(folder: Path) -> None:

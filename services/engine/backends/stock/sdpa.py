@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,20 @@ class _Calls:
 class SdpaAttention:
     """Attention of one iteration. Indices and masks are made once for all layers with the same mask."""
 
-    def __init__(self, batch: FlatBatch, cache: KVCache, device: torch.device, masks: Sequence[LayerMask]) -> None:
-        """`masks`: of each layer."""
+    def __init__(
+        self,
+        batch: FlatBatch,
+        cache: KVCache,
+        device: torch.device,
+        masks: Sequence[LayerMask],
+        numbers: Mapping[int, int],
+    ) -> None:
+        """`masks`: of each layer of the cache. `numbers`: which of them a layer of the model is."""
         self._batch = batch
         self._cache = cache
         self._device = device
         self._masks = masks
+        self._numbers = numbers
         self._slots = torch.from_numpy(batch.slots()).to(device, torch.long)
         self._calls = {mask: self._make_calls(mask) for mask in dict.fromkeys(masks)}
 
@@ -66,6 +74,7 @@ class SdpaAttention:
     ) -> torch.Tensor:
         """See AttentionBackend; `extras` were checked when the model was loaded."""
         assert layer is not None
+        layer = self._numbers[layer]
         scoring = Scoring(scaling, extras.get("softcap"), extras.get("s_aux"))
         calls = self._calls[self._masks[layer]]
         self._cache.write(layer, self._slots, key, value)

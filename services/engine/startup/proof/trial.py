@@ -23,7 +23,7 @@ from services.engine.families.llama import windows_of
 from services.engine.families.registry import open_weights, spec_of
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import RandomTensors
-from services.engine.settings import EngineSettings
+from services.engine.settings import EngineSettings, choose_block_size
 from services.engine.startup import devices, loading
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
@@ -63,7 +63,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     place_by_position(model, longest)
     stock = StockDecoder(model, check_attention(model, spec.layers))
     with torch.inference_mode():
-        return compare(fast, stock, settings.block_size, length, spec, device)
+        return compare(fast, stock, choose_block_size(settings), length, spec, device)
 
 
 def _shortened(config: Any, exact: bool) -> Any:

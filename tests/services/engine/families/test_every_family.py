@@ -20,7 +20,7 @@ from services.engine.settings import EngineSettings
 from services.errors import ModelError
 
 # the kinds of layers and features that the others combine
-SAMPLE = ["gemma2", "gpt_oss", "llama4_text", "phi3"]
+SAMPLE = ["gemma2", "gpt_oss", "llama4_text", "nemotron_h", "phi3", "qwen3_5_text"]
 REFUSED_SAMPLE = ["diffllama", "doge"]
 
 

@@ -73,10 +73,15 @@ def test_without_a_cache_it_is_read_each_time(tmp_path: Path) -> None:
     assert load_spec(folder, tmp_path) == spec_of(load_config(folder))
 
 
+def test_layers_with_a_state_are_not_on_the_fast_path(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path / "model", "qwen3", layer_types=["linear_attention", "full_attention"])
+    assert load_spec(folder, tmp_path) is None
+
+
 def test_what_is_refused_stays_refused(tmp_path: Path) -> None:
-    folder = config_folder(tmp_path / "model", "qwen3", layer_types=["linear_attention"] * 2)
+    folder = config_folder(tmp_path / "model", "qwen3", layer_types=["indexed_attention"] * 2)
     for _ in range(2):
-        with pytest.raises(ModelError, match="linear_attention"):
+        with pytest.raises(ModelError, match="indexed_attention"):
             load_spec(folder, tmp_path)
 
 
