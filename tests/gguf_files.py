@@ -13,7 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 Kind = gguf.GGMLQuantizationType
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "lfm2": "lfm2",
+}
 # where a block of random bytes has float16 numbers, which must be finite
 HALVES = {
     "Q2_K": (80, 82),
@@ -94,15 +101,25 @@ def _write_config(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(_kv_heads(config))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    if writer.arch == "lfm2":
+        writer.add_shortconv_l_cache(config.conv_L_cache)
     if writer.arch.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window)
+
+
+def _kv_heads(config: Any) -> int | list[int]:
+    """Of each layer, if some have a convolution in place of attention."""
+    kinds = getattr(config, "layer_types", None) or []
+    if "conv" not in kinds:
+        return int(config.num_key_value_heads)
+    return [0 if kind == "conv" else config.num_key_value_heads for kind in kinds]
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, splitter: str) -> None:
@@ -132,6 +149,8 @@ def _as_llama_cpp(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
     """It interleaves the halves of Llama's heads that are rotated together, and adds 1 to Gemma's norms."""
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return weight + 1
+    if name.endswith("conv.conv.weight"):
+        return weight[:, 0]
     counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     heads = next((count for part, count in counts.items() if part in name), 0)
     if config.model_type != "llama" or not heads:

@@ -15,8 +15,7 @@ PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 REFUSED = {
     **dict.fromkeys(("bloom", "falcon"), "its attention cannot be replaced"),
     **dict.fromkeys(("t5", "t5encoder"), "models with an encoder and a decoder are not served"),
-    "lfm2": "layers of type conv are not served",
-    "mamba": "it has no attention",
+    "mamba": "models without a longest request are not served",
 }
 _OF_SPLITS = ("split.no", "split.count", "split.tensors.count")
 _OF_FILES = ("GGUF.", "general.alignment")  # what a writer writes itself

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from driver import outcome_in_any_batch
+from family_check import check_family
 from gguf_files import write_gguf
+from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
@@ -37,3 +40,14 @@ def test_bits_are_those_of_the_widened_weights(family: str, tmp_path: Path) -> N
             assert sum(engine.decoder.as_stored.values()) > 0
         found.append(outcome_in_any_batch(engine, 300, (1, 7, 40)))
     assert found[0] == found[1]
+
+
+def test_a_file_of_layers_with_a_state(tmp_path: Path) -> None:
+    tokenizer = make_tiny_model(tmp_path / "tokenizer", vocab_size=300)
+    same = {"vocab_size": 300, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}
+    original = make_tiny_family(tmp_path / "original", "lfm2", **same)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / file, original)
+    (tmp_path / "folder").mkdir()
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf"), tmp_path / "folder", tmp_path)
+    check_family(tmp_path / "folder", reference=original)
