@@ -43,9 +43,7 @@ def test_an_architecture_that_is_not_served_is_refused_before_conversion(archite
 
 
 def test_the_reasons_are_those_of_the_families() -> None:
-    shared = REFUSED.keys() & REFUSED_FAMILIES.keys() - {
-        "mamba"
-    }  # of which a folder lacks a length, and a file does not
+    shared = REFUSED.keys() & REFUSED_FAMILIES.keys() - {"mamba"}  # its files have a length
     assert shared == {"bloom", "falcon"}
     assert all(REFUSED[name] == REFUSED_FAMILIES[name][1] for name in shared)
 
