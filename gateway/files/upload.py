@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ MAX_FIELD_BYTES = 4096  # of a part other than the file, and of a part's headers
 MAX_FIELDS = 16
 MIN_LIFE, MAX_LIFE = 3600, 2_592_000  # seconds, OpenAI's bounds of `expires_after`
 _KNOWN = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+
+# the answer says what is wrong with a body; with a warning for each, clients could fill the log
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile:
