@@ -36,6 +36,7 @@ NODE_IDLE, NODE_INTERVAL, NODE_PROBES = (
     2,
     5,
 )  # seconds until a silent gateway's node is probed, between probes; tries
+MALFORMED = "The request is not valid HTTP, is incomplete, or its client has closed its side of the connection."
 UNSERVED = "no_gateway"  # `code` of the error
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"  # names this program to Serve
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # its value identifies the processes of a cluster
@@ -124,7 +125,7 @@ def error_files() -> dict[str, str]:
         "malformed.http": (
             "400 Bad Request",
             "",
-            _body("The request is not valid HTTP, or is incomplete.", "invalid_request_error", None),
+            _body(MALFORMED, "invalid_request_error", None),
         ),
     }
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in answers.items()}

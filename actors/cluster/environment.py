@@ -41,6 +41,9 @@ SERVE_MODE = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # Serve kills a proxy that is not ready after three times this long, and `serve.start`, which waits for 60 s, fails
+    # with it. The default of 5 s is too short for a busy machine. A proxy that dies is noticed at once
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     # five failed checks in a row mean that a node is dead: 5 s when its raylet has died, 20 s when nothing answers
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -14,11 +15,15 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile, new_id
+from gateway.http.headers import content_length
 
 MAX_FIELD_BYTES = 4096  # of a part other than the file, and of a part's headers
 MAX_FIELDS = 16
 MIN_LIFE, MAX_LIFE = 3600, 2_592_000  # seconds, OpenAI's bounds of `expires_after`
 _KNOWN = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+
+# the answer says what is wrong with a body; with a warning for each, clients could fill the log
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile:
@@ -26,8 +31,7 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise ApiError(Kind.INVALID, "A file is sent as multipart/form-data, with the parts 'file' and 'purpose'.")
-    length = request.headers.get("content-length", "")
-    size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+    size = content_length(request)
     if size > _max_body_bytes(store):
         raise _too_large(store.max_file_bytes)
     await disk.in_thread(store.check_room, tenant, size)

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.executor import FairExecutor
 from gateway.gateway import gateway_of
+from gateway.http.headers import content_length
 from gateway.http.json_size import MOST_VALUES, most_values, too_many
 from gateway.http.middleware import is_json
 from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
@@ -55,8 +56,7 @@ def _check_json(headers: Headers) -> None:
 
 
 async def _read(request: Request, max_bytes: int, executor: FairExecutor) -> bytes:
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > max_bytes:
+    if content_length(request) > max_bytes:
         raise _too_large(max_bytes)
     parts, size = [], 0
     try:

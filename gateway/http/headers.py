@@ -17,6 +17,7 @@ from services.pool.shards import slot_of
 
 MAX_KEY_CHARS = 255
 MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86_400  # seconds
+MAX_LENGTH_DIGITS = 20
 _BOOLEANS = {"true": True, "false": False}
 _EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}(?:-[1-9][0-9]{0,2})?):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
 
@@ -136,6 +137,13 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.request}:{'.'.join(map(str, self.counts))}"
+
+
+def content_length(request: Request) -> int:
+    """The value of `Content-Length`; 0 without one. The server that parses HTTP has refused what is not a length of 64
+    bits, but its digits may begin with thousands of zeros, which Python does not read."""
+    digits = request.headers.get("content-length", "").lstrip("0")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= MAX_LENGTH_DIGITS else 0
 
 
 def _wrong(id: str, text: str) -> ApiError:

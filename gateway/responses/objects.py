@@ -109,12 +109,12 @@ def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[
 
 
 def _whole(item: Item) -> bool:
-    """Whether it is a call whose arguments are JSON."""
+    """Whether it is a call whose arguments are JSON. A model may nest them deeper than Python reads."""
     if item.kind is not PartKind.CALL:
         return False
     try:
         json.loads(item.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from gateway.http.json_size import too_many
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
@@ -48,9 +49,9 @@ class FunctionCall(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """Chat templates expect the arguments as an object and write them as JSON themselves. Arguments that they could
-        not write, which a model may have made, are text."""
+        not write, which a model may have made, are text. So are those with more values than a body may have."""
         arguments = self.arguments
-        if isinstance(arguments, str):
+        if isinstance(arguments, str) and too_many(arguments.encode()) is None:
             try:
                 parsed = json.loads(arguments)
                 json.dumps(parsed, ensure_ascii=False).encode()  # raises for half of a surrogate pair

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupported
+from gateway.http.json_size import too_many
+from gateway.schemas.strict import Strict, contradiction, only, too_deep, too_long, unsupported
 
 JsonObject = dict[str, Any]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -38,15 +39,19 @@ ANY_OBJECT: JsonObject = {"type": "object"}
 
 
 def _object(value: Any) -> Any:
-    """A JSON object, also as its text."""
+    """A JSON object, also as its text, which has the bounds of a body."""
     if not isinstance(value, str):
         return value
+    if (reason := too_many(value.encode())) is not None:
+        raise ValueError(f"has {reason}")
     try:
         parsed = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"is not valid JSON: {error}") from None
     if isinstance(parsed, dict) and too_deep(parsed):
         raise ValueError("is nested too deep")
+    if isinstance(parsed, dict) and (reason := too_long(parsed)) is not None:
+        raise ValueError(f"is too long: {reason.rstrip('.')}")
     return parsed
 
 

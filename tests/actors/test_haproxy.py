@@ -220,6 +220,14 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, monkeypat
     assert b'"type": "invalid_request_error"' in answer
 
 
+def test_a_client_that_closes_its_side_is_gone_and_told_so(tmp_path: Path) -> None:
+    silent = backend(lambda connection, _: time.sleep(9))
+    with silent as place, running(tmp_path, place, changed=True) as port, connected(port, "127.0.0.1") as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert b"closed its side of the connection" in closed(client)
+
+
 def test_its_environment_has_the_mark_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(tmp_path / "haproxy.cfg"))
     monkeypatch.setenv("CLOUD_TOKEN", "a-word")

@@ -104,12 +104,15 @@ BODIES_NOT_WHOLE = {
 
 
 @pytest.mark.parametrize("name", BODIES_NOT_WHOLE)
-def test_an_incomplete_upload_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
+def test_an_incomplete_upload_leaves_nothing(
+    alice: openai.OpenAI, served: Stack, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
     sent = httpx.post(served.url + "/v1/files", headers=headers, content=BODIES_NOT_WHOLE[name].encode())
     assert sent.status_code == 400
     assert sent.json()["error"]["type"] == "invalid_request_error"
+    assert [record.message for record in caplog.records if record.name.startswith("python_multipart")] == []
     assert {file.id for file in alice.files.list()} == before
     assert left_over(served) == []
 

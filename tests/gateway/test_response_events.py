@@ -7,13 +7,15 @@ import json
 import openai_document
 from hypothesis import given
 from hypothesis import strategies as st
-from lives import CACHED, Life, NumberedEvents, events_of, grouped, lives
+from lives import CACHED, ID, Life, NumberedEvents, events_of, grouped, lives
+from parsed_lives import ParsedLife
 
 from gateway.answer.choice import Choice
 from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import ResponseEventWriter
-from gateway.responses.objects import ResponseHead
+from gateway.responses.objects import ResponseHead, response
+from services.messages import End, TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
@@ -124,3 +126,13 @@ def test_an_error_ends_the_stream_and_not_the_response(tokenizer: Tokenizer) -> 
     again.read(writer(tokenizer, life[1], error["sequence_number"]).write(events))
     assert said.text + again.text == "hello world" * 3
     openai_document.check("ResponseErrorEvent", error)
+
+
+def test_a_call_that_is_cut_off_deeper_than_python_reads(tokenizer: Tokenizer) -> None:
+    called = ParsedLife('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 5000)
+    *tokens, _ = called.events(tokenizer)
+    transcript = called.transcript(tokenizer)
+    transcript.add_all([*tokens, TokenEvent(ID, len(tokens), None, end=End(FinishReason.LENGTH, cached=CACHED))])
+    transcript.take()
+    (call,) = response(HEAD, transcript)["output"]
+    assert (call["status"], call["arguments"]) == ("incomplete", '{"a": ' + "[" * 5000)

@@ -8,12 +8,14 @@ import pytest
 
 from gateway.errors import ApiError, Kind
 from gateway.http.body import validate
+from gateway.http.json_size import MOST_MEMBERS
 from gateway.planning import digest_of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
+from gateway.schemas.strict import MAX_ITEMS
 from gateway.schemas.structured import ConstraintKind, TagFields
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -83,6 +85,20 @@ def test_structural_tags_are_objects_or_json(tag: Any) -> None:
     assert found is not None
     assert found[1] == ConstraintKind.TAGS
     assert isinstance(found[2], TagFields)
+
+
+TEXTS_OF_JSON: list[tuple[str, str, str]] = [  # the field, its text, what the error says of it
+    ("json", '{"a": [' + "[]," * MOST_MEMBERS + "[]]}", f"at most {MOST_MEMBERS} are accepted"),
+    ("json", '{"enum": [' + "1," * MAX_ITEMS + "1]}", f"at most {MAX_ITEMS} are accepted"),
+    ("structural_tag", '{"structures": [' + "1," * MAX_ITEMS + "1]}", f"at most {MAX_ITEMS} are accepted"),
+]
+
+
+@pytest.mark.parametrize(("field", "text", "error"), TEXTS_OF_JSON)
+def test_json_in_a_text_has_the_bounds_of_a_body(field: str, text: str, error: str) -> None:
+    with pytest.raises(ApiError, match=error) as raised:
+        constraint(CompletionRequest, structured_outputs={field: text})
+    assert raised.value.param == f"structured_outputs.{field}"
 
 
 def test_text_format_of_responses_is_echoed() -> None:

@@ -15,6 +15,7 @@ from stack import NAME, Stack
 from gateway.errors import ApiError
 from gateway.http import body
 from gateway.http.body import validate
+from gateway.http.json_size import MOST_MEMBERS
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import MessageRequest
@@ -121,6 +122,8 @@ def test_other_values_are_not_integers(value: Any) -> None:
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 DEEP = '{"a":' * 300 + "1" + "}" * 300
 DEEP_CALL = {"name": "f", "arguments": DEEP}
+LONG = '{"a": [' + "[]," * MOST_MEMBERS + "[]]}"
+LONG_CALL = {"name": "f", "arguments": LONG}
 HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "what the openai package dumps": (
         {
@@ -193,6 +196,10 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "content": "",
             "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "[" * 90_000}}],
         },
+    ),
+    "arguments with more values than a body may have": (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": LONG_CALL}]},
     ),
     "a tool's result": (
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "3"}]},

@@ -52,7 +52,11 @@ def attacks(longest: int = LONGEST) -> Iterator[Attack]:
     scored = _field("prompt", _many(b"12345", 47_900), max_tokens=1, prompt_logprobs=20, return_token_ids=True)
     yield Attack("a prompt scored", completions, scored)
     yield Attack("members of 'metadata'", completions, _field("metadata", _members(room), prompt="a"))
+    yield Attack("JSON in a text", completions, _field("guided_json", _json_in_a_text(room), prompt="a"))
     yield Attack("lists of an unknown field", completions, _field("unknown", _many(b"[]", room), prompt="a"))
+    call = b'{"function":{"name":"f","arguments":' + _json_in_a_text(room) + b"}}"
+    called = _many(b'{"role":"assistant","tool_calls":[' + call + b"]}", room)
+    yield Attack("arguments of a call", "/v1/chat/completions", _field("messages", called))
     for path, name in {
         "/v1/chat/completions": "messages",
         "/v1/messages": "messages",
@@ -83,6 +87,10 @@ def _many(item: bytes, length: int, most: int = LONGEST) -> bytes:
 
 def _members(length: int) -> bytes:
     return b"{" + b",".join(b'"%07d":"a"' % i for i in range(length // 14)) + b"}"
+
+
+def _json_in_a_text(length: int) -> bytes:
+    return orjson.dumps('{"a":' + _many(b"[]", length - HEAD).decode() + "}")
 
 
 def _message(content: bytes) -> bytes:
