@@ -25,7 +25,7 @@ from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
 from services.engine.startup.warm_up import WarmUp
-from services.errors import LaterEpoch, ModelError, OtherWeights
+from services.errors import LaterEpoch, ModelError, OtherWeights, StaleEpoch
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.pin import check_pin
@@ -107,7 +107,6 @@ class EngineActor:
         self._expected = 0  # number of the latest epoch under which an owner wants to attach
         self._meeting: Any = None
         self._links: Any = None
-        self._refusal = ""
         self._silence = 0  # seconds since the last call of `status`
         self._thread = EngineThread(self._run, finish=self._layout.size > 1)
         if not self._null:
@@ -153,11 +152,6 @@ class EngineActor:
         """A path on this node to the memory of a loaded process; empty if it shares none."""
         return self._memory.path if self._memory and self._epoch else ""
 
-    @ray.method(concurrency_group="control")
-    def refusal(self) -> str:
-        """Why the model was refused when it was loaded last; empty if it was not."""
-        return self._refusal
-
     def hold(self, path: str) -> None:
         """As a spare, hold the memory at `path` of the other process, so that it outlives that one."""
         if self._memory and self._engine is None:
@@ -168,7 +162,13 @@ class EngineActor:
         an engine meet at `meeting` first. `far`: the owner is on another node. Waits for the iteration that runs: the
         names of blocks are true only if nothing is written afterwards.
         """
-        return self._thread.call(lambda: self._serve(epoch, meeting, far))
+        try:
+            return self._thread.call(lambda: self._serve(epoch, meeting, far))
+        except (StaleEpoch, ModelError):
+            raise
+        except Exception:  # the owner kills this process; its log says why
+            log.exception("this engine cannot serve")
+            raise
 
     def drop(self, epoch: str) -> None:
         """Drop the weights and become a spare: the owner under `epoch` uses the other process.
@@ -225,10 +225,9 @@ class EngineActor:
     def _load(self) -> None:
         self._mark.set()
         try:
-            self._engine, self._refusal = self._load_engine(), ""
-        except BaseException as error:
+            self._engine = self._load_engine()
+        except BaseException:
             self._mark.clear()
-            self._refusal = str(error) if isinstance(error, ModelError) else ""
             raise
 
     def _load_engine(self) -> Any:

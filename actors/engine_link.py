@@ -88,6 +88,12 @@ class EngineLink:
         """Whether all processes are dead."""
         return all(death.done() for death in self._deaths)
 
+    @property
+    def living(self) -> list[int]:
+        """The ids of the processes that live."""
+        found = zip(self.statuses, self._deaths, strict=True)
+        return [status.pid for status, death in found if not death.done()]
+
     async def serve(self, epoch: str, timeout: float, cost: IterationCost) -> Attachment:
         """Make the engine serve `epoch`, with its weights loaded, within `timeout` seconds. After this no iteration of
         an earlier owner runs.

@@ -17,9 +17,10 @@ from ray.actor import ActorHandle
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
 from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink, EngineProcess, kill
+from actors.failure_notes import FailureNote, leave_note
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, ModelError, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.settings.settings import Settings
 
@@ -73,6 +74,8 @@ class SeatEngine:
                 return link, await link.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
             except BaseException as error:
                 try:
+                    if isinstance(error, (EngineLost, ModelError)):
+                        await self._leave_note(FailureNote.of(error, link.living))
                     if isinstance(error, EngineLost):
                         await check_owner()
                         await link.kill()
@@ -81,6 +84,10 @@ class SeatEngine:
                 raise
         finally:
             keeping_alive.cancel()
+
+    async def _leave_note(self, note: FailureNote) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the GCS is away, and `orca serve` replaces the cluster
+            await asyncio.to_thread(leave_note, self._index, note)
 
     async def _choose(self, check_owner: CheckOwner) -> list[EngineProcess]:
         """A process for each rank: all with weights, or all without.

@@ -75,11 +75,23 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
     return actor
 
 
+def engine_actors() -> dict[str, ActorHandle[Any]]:
+    """All engine actors of this cluster, by name. Their processes may just be restarting."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in named if each["namespace"] == NAMESPACE and _ENGINE.fullmatch(each["name"])]
+    return {name: actor for name in names if (actor := find_engine(name))}
+
+
+def engine_index(name: str) -> int:
+    """The index of the seat of the engine actor of this name."""
+    found = _ENGINE.fullmatch(name)
+    assert found, name
+    return int(found[1])
+
+
 def engine_indices() -> list[int]:
     """The indices of the seats of this cluster that have engine actors."""
-    named = ray.util.list_named_actors(all_namespaces=True)
-    found = (_ENGINE.fullmatch(each["name"]) for each in named if each["namespace"] == NAMESPACE)
-    return sorted({int(match[1]) for match in found if match})
+    return sorted({engine_index(name) for name in engine_actors()})
 
 
 def remove_engine(index: int) -> None:

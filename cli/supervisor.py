@@ -65,13 +65,19 @@ class ClusterProcess:
             self._channel.sendall(json.dumps(value).encode() + b"\n")
 
     async def until_ready(
-        self, redis_url: str, model: str, answers: Callable[[], Awaitable[None]], say: Callable[[str], None]
+        self,
+        redis_url: str,
+        model: str,
+        was_ready: bool,
+        answers: Callable[[], Awaitable[None]],
+        say: Callable[[str], None],
     ) -> None:
-        """Wait until gateways and schedulers run, for this pool and this pinned model, and then for `answers`.
+        """Wait until gateways and schedulers run, for this pool and this pinned model, and then for `answers`. Engines
+        may fail again and again meanwhile if a cluster `was_ready` before.
 
         Raises OrcaError if the child ends instead, with the child's own message if it sent one.
         """
-        self._send({"redis_url": redis_url, "model": model})
+        self._send({"redis_url": redis_url, "model": model, "was_ready": was_ready})
         reader, writer = await asyncio.open_unix_connection(sock=self._channel.dup(), limit=LINE)
         try:
             await self._until_up(reader, say)
@@ -92,6 +98,9 @@ class ClusterProcess:
             received = json.loads(line)
             if "error" in received:
                 raise OrcaError(received["error"])
+            if "failed" in received:
+                say(received["failed"])
+                continue
             if received["at"] == "serve":
                 return
             say("starting engines, schedulers and gateways")
@@ -168,7 +177,7 @@ class Supervisor:
         while True:
             began = time.monotonic()
             try:
-                await self._until_cluster_ready(redis_url, model)
+                await self._until_cluster_ready(redis_url, model, was_ready)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
                 self._say(describe(ports_of(processes_of(self._cluster.folder))))
                 self._cluster.start_spares()
@@ -187,8 +196,9 @@ class Supervisor:
             await asyncio.sleep(pause)
             self._cluster = self._start()
 
-    async def _until_cluster_ready(self, redis_url: str, model: str) -> None:
-        starting = asyncio.create_task(self._cluster.until_ready(redis_url, model, self._until_ready, self._say))
+    async def _until_cluster_ready(self, redis_url: str, model: str, was_ready: bool) -> None:
+        ready = self._cluster.until_ready(redis_url, model, was_ready, self._until_ready, self._say)
+        starting = asyncio.create_task(ready)
         dying = asyncio.create_task(self._cluster.death())
         try:
             done, _ = await asyncio.wait({starting, dying}, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)

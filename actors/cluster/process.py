@@ -14,34 +14,27 @@ import itertools
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
 from pydantic import SecretStr
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
 
+from actors.cluster.engine_failures import StartFailures
+from actors.cluster.engine_watch import EngineWatch
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain, refuse_connections
-from actors.placement import (
-    NAMESPACE,
-    check_gpus,
-    engine_indices,
-    engine_names,
-    ensure_engine,
-    find_engine,
-    remove_engine,
-)
+from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
 from actors.replica import find_model, open_shards
-from services.errors import ModelError, OrcaError
+from services.background import start_thread
+from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
 from services.models import resolve
@@ -50,7 +43,7 @@ from services.settings.settings import Settings
 from services.settings.sources import load
 
 APPLICATION = "orca"  # its name in Serve
-LOOK_EVERY = 1.0  # seconds between looks whether an engine refuses the model
+LOOK_EVERY = 1.0  # seconds between looks whether an engine has failed
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -71,12 +64,9 @@ class Channel:
             sys.exit("the supervisor is gone")
         return json.loads(line)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for the next value, which is dropped, or until the supervisor is gone. Returns whether that is so."""
-        if not select.select([self._socket], [], [], timeout)[0]:
-            return False
+    def wait(self) -> None:
+        """Wait for the next value, which is dropped, or until the supervisor is gone."""
         self._lines.readline()
-        return True
 
     def send(self, **values: Any) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone
@@ -120,10 +110,16 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
         "durability": "everysec",
     }
     settings = settings.model_copy(update=update)
-    _deploy(settings, folder)
-    channel.send(at="serve")
-    while not channel.wait(LOOK_EVERY):  # until the server is ready
-        _check_loaded()
+    ready = threading.Event()
+    watch = EngineWatch(folder / RAY_FOLDER / "session_latest" / "logs")
+    watching = start_thread(lambda: _watch_engines(channel, watch, received["was_ready"], ready), "engine-watch")
+    try:
+        _deploy(settings, folder)
+        channel.send(at="serve")
+        channel.wait()  # until the server is ready
+    finally:
+        ready.set()
+        watching.join(LOOK_EVERY)  # before Ray is stopped
     _add_replicas(settings)
     try:
         while True:
@@ -170,8 +166,8 @@ def _deploy(settings: Settings, folder: Path) -> None:
     url = folder / "redis-url"
     url.touch(mode=0o600)
     url.write_text(settings.redis_url.get_secret_value())
-    places = itertools.product(range(settings.engines), range(layout_of(settings).size))
-    engines = [ensure_engine(settings, index, rank) for index, rank in places]
+    for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
+        ensure_engine(settings, index, rank)
 
     from ray import serve  # takes more than a second, during which the engines begin to load
 
@@ -184,31 +180,22 @@ def _deploy(settings: Settings, folder: Path) -> None:
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
-    _check_model(engines)
 
 
-def _check_model(engines: list[ActorHandle[Any]]) -> None:
-    """Wait until one of these actors has imported the model's code. Raises OrcaError with its reason if it refuses the
-    model or the device, which Ray tells nobody else."""
-    started, _ = ray.wait([engine.__ray_ready__.remote() for engine in engines])
-    try:
-        ray.get(started)
-    except RayActorError as error:  # another death is that of a process, which Ray starts again
-        if error.actor_init_failed:
-            *_, last = str(error).strip().splitlines()  # of the traceback: the type and the message
-            raise OrcaError(last.partition(": ")[2] or last) from None
+def _watch_engines(channel: Channel, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:
+    """Send the failures of engines until the server is ready; their schedulers try again for ever.
 
-
-def _check_loaded() -> None:
-    """Raise ModelError with its reason if an engine has refused the model when it loaded the weights. Its scheduler
-    tries again for ever, since the files may be mended."""
-    names = [name for index in engine_indices() for name in engine_names(index)]
-    engines = [engine for name in names if (engine := find_engine(name))]
-    answers, _ = ray.wait([engine.refusal.remote() for engine in engines], num_returns=len(engines), timeout=LOOK_EVERY)
-    for answer in answers:
-        with contextlib.suppress(RayError):  # it is starting again
-            if reason := ray.get(answer):
-                raise ModelError(reason)
+    The start ends with an error if an engine refuses the model, and, except for `forever`, if all engines have failed
+    several times. The supervisor then ends this process.
+    """
+    failures = StartFailures()
+    with contextlib.suppress(OrcaError), channel.reporting():
+        while not ready.wait(LOOK_EVERY):
+            for failure in watch.look():
+                failures.add(failure)
+                channel.send(failed=str(failure))
+            if not forever:
+                failures.check(engine_indices())
 
 
 def _add_replicas(settings: Settings) -> None:

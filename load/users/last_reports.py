@@ -41,7 +41,7 @@ class LastReports:
         self._runner.send_message(ENDED)
 
     def _ask(self, **_: Any) -> None:
-        self._asked = self._present()
+        self._asked = present(self._runner)
         for worker in self._asked:
             self._runner.send_message(END, client_id=worker)
 
@@ -50,10 +50,12 @@ class LastReports:
 
     def _wait(self, **_: Any) -> None:
         with gevent.Timeout(self._environment.stop_timeout + PATIENCE, False):
-            while (self._asked & self._present()) - self._reported:
+            while (self._asked & present(self._runner)) - self._reported:
                 gevent.sleep(POLL)
         for worker in self._asked - self._reported:
             logger.warning("No last report of %s: its last requests are not counted", worker)
 
-    def _present(self) -> set[str]:
-        return {client.id for client in self._runner.clients.all if client.state != STATE_MISSING}
+
+def present(master: MasterRunner) -> set[str]:
+    """The workers that are there, as far as their master knows: it misses one after a few seconds without a sign."""
+    return {client.id for client in master.clients.all if client.state != STATE_MISSING}

@@ -15,20 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import gevent
 import orjson
 from gevent.lock import BoundedSemaphore
 from locust.exception import StopTest
 from locust.runners import STATE_MISSING, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
+from load.users.finished_workers import FINISHED, FinishedWorkers
 from load.users.last_reports import LastReports
 from load.users.profile import Kind, Profile, arrivals, share
 from load.users.sample import Sample
 from load.users.tally import LATE, Tally, report, table
 from load.users.workloads import workload
 
-FINISHED = "requests_finished"  # the name of the message
 logger = logging.getLogger("locust.stats_logger")  # prints lines as they are, as Locust's tables
 
 
@@ -62,7 +61,7 @@ class LoadTest:
         events.worker_report.add_listener(self._receive)
         events.test_stop.add_listener(self._stopped)
         events.quit.add_listener(lambda **_: self.print_report())
-        self.runner.register_message(FINISHED, self._worker_finished)
+        self._workers = FinishedWorkers(environment)
 
     @property
     def options(self) -> Any:
@@ -73,6 +72,8 @@ class LoadTest:
             if not isinstance(self.runner, WorkerRunner):
                 self._plan()
             self._prepare()
+            if not isinstance(self.runner, WorkerRunner):
+                self._workers.begin()
         except ValueError as error:
             if self.options.headless:
                 self.environment.process_exit_code = 2
@@ -102,7 +103,7 @@ class LoadTest:
         self.workload = workload(options.workload, options.dataset_path)
         self._turns, self._back, self._in_hand, self._exhausted = self._my_turns(), list[Turn](), 0, False
         self._sent_unreported, self._samples = [0] * len(self.profile.stages), list[Sample]()
-        self._finished, self._reported, self._told = set[str](), False, False
+        self._reported, self._told = False, False
         self._dues, self._due = (turn.due for turn in self._my_turns()), 0
         self._next_due = next(self._dues, None)
         self._asked: dict[str, int] = {}
@@ -211,14 +212,6 @@ class LoadTest:
             for record in shipped["samples"]:
                 self._collect(Sample.of(record))
 
-    def _worker_finished(self, msg: Any, **_: Any) -> None:
-        plan = self.options.load_plan
-        if msg.data["test"] == plan["id"] and not self.stopped:
-            self._finished.add(msg.node_id)
-            if self._finished >= set(plan["workers"]):
-                # not from here: it would kill this greenlet
-                gevent.spawn(self.runner.quit if self.options.headless else self.runner.stop)
-
     def _stopping(self, **_: Any) -> None:
         if self.tally is not None:
             self.stopped = self.now()
@@ -247,7 +240,7 @@ class LoadTest:
             asked = max(due, self.tally.total("sent"))
         unit = "requests/s" if is_open else "users"
         return [
-            *report(self.tally, seconds, asked),
+            *report(self.tally, seconds, asked, self.options.requests if self._workers.lost else 0),
             "",
             *table(self.tally, self._levels(seconds), unit),
             *self._knee(unit),

@@ -101,8 +101,9 @@ class Tally:
         return None
 
 
-def report(tally: Tally, seconds: float, asked: int | None) -> list[str]:
-    """What came of a test of `seconds`. `asked`: how many requests an open loop was to send, None for a closed loop."""
+def report(tally: Tally, seconds: float, asked: int | None, lost_of: int = 0) -> list[str]:
+    """What came of a test of `seconds`. `asked`: how many requests an open loop was to send, None for a closed loop.
+    `lost_of`: how many requests a test was to send that has lost workers, else 0."""
     sent, answered = tally.total("sent"), tally.total("answered")
 
     def rate(count: int) -> str:
@@ -115,6 +116,8 @@ def report(tally: Tally, seconds: float, asked: int | None) -> list[str]:
     if tally.targets:
         met = " ".join(f"{name}:{limit:g}" for name, limit in tally.targets.items())
         lines.append(f"goodput: {rate(tally.total('good'))} of the {sent} requests met {met}")
+    if (lost := lost_of - answered - tally.total("failed")) > 0:
+        lines.append(f"{lost} of {lost_of} requests are in no figure, as the workers that were to send them are gone")
     return lines + _warnings(tally, asked, sent)
 
 

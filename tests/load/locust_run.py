@@ -44,21 +44,32 @@ def run_locust(host: str, folder: Path, *args: str, requests: int = 4, users: in
     `args` are more of Locust's arguments, e.g. `--max-tokens 8` or a user class. Ends after 60 s in any case.
     """
     record = folder / "locust.json"
+    load = ["--users", str(users), "--spawn-rate", str(users), "--requests", str(requests)]
+    process = locust_process(host, record, "--headless", "--only-summary", "--run-time", "60s", *load, *args)
+    try:
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    return read_record(record, process.returncode, output)
+
+
+def locust_process(host: str, record: Path, *args: str) -> subprocess.Popen[str]:
+    """Locust with these arguments; unless it is a worker, it writes what it counted to `record`."""
     command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py,tests/load/locust_record.py"]
-    command += ["--headless", "--only-summary", "--host", host, "--run-time", "60s"]
-    command += ["--users", str(users), "--spawn-rate", str(users), "--requests", str(requests), *args]
-    done = subprocess.run(
-        command,
+    return subprocess.Popen(
+        [*command, "--host", host, *args],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "LOCUST_RECORD": str(record)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=90,
-        check=False,
     )
-    assert record.exists(), done.stdout
+
+
+def read_record(record: Path, exit_code: int, output: str) -> LocustRun:
+    """What a process counted that has ended."""
+    assert record.exists(), output
     counted = json.loads(record.read_text())
     failures = [error for error, occurrences in counted["failures"] for _ in range(occurrences)]
     stats = {name: Stat(**stat) for name, stat in counted["stats"].items()}
-    return LocustRun(done.returncode, stats, counted["aggregated"], failures, counted["exceptions"], done.stdout)
+    return LocustRun(exit_code, stats, counted["aggregated"], failures, counted["exceptions"], output)
