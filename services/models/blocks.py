@@ -15,20 +15,18 @@ KINDS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8"})  # types that are not quantised
 
 
-def in_order(tensor: Any, weight: torch.Tensor, heads: tuple[int, int]) -> torch.Tensor | None:
-    """The blocks of a GGUFReader's tensor with their rows in the order of `weight`, the converted numbers; None if they
-    are other numbers. llama.cpp interleaves the rows of the two halves of a head that are rotated together, in some
-    families; `heads`: how many there are of queries, and of keys."""
-    import gguf
+def in_order(data: Any, numbers: torch.Tensor, weight: torch.Tensor, heads: tuple[int, int]) -> torch.Tensor | None:
+    """The blocks `data` of a GGUFReader's tensor with their rows in the order of `weight`, the converted numbers; None
+    if those are others. llama.cpp interleaves the rows of the two halves of a head that are rotated together, in some
+    families. `numbers`: those of the blocks. `heads`: how many there are of queries, and of keys."""
     import torch
 
-    rows = torch.from_numpy(tensor.data.copy())
-    numbers = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).to(weight.dtype)
     if numbers.shape != weight.shape or weight.ndim != 2:
         return None
+    rows, rounded = torch.from_numpy(data.copy()), numbers.to(weight.dtype)
     for count in heads:
         if len(rows) % (2 * count) == 0:
             order = torch.arange(len(rows)).view(count, -1, 2).transpose(1, 2).reshape(-1)
-            if torch.equal(numbers[order], weight):
+            if torch.equal(rounded[order], weight):
                 return rows[order]
     return None

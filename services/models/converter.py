@@ -108,9 +108,11 @@ def _convert_parts(parts: list[Path], readers: list[Any], target: Path, scratch:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from services.models.gguf_once import already_read
     from services.models.gguf_weights import GgufWeights, write_weights
 
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    with already_read(fields, tensors):
+        config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
     config.dtype = dtype
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -124,7 +126,8 @@ def _convert_parts(parts: list[Path], readers: list[Any], target: Path, scratch:
     model.config.save_pretrained(target)
     model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
     model.generation_config.save_pretrained(target)
-    _convert_tokenizer(source, target, model.config, metadata)
+    with already_read(fields, tensors):
+        _convert_tokenizer(source, target, model.config, metadata)
 
 
 def _convert_tokenizer(source: Path, target: Path, config: Any, metadata: dict[str, Any]) -> None:

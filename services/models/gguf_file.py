@@ -58,6 +58,12 @@ def read_gguf(file: Path) -> Any:
     import numpy as np
 
     class Reader(gguf.GGUFReader):
+        def _build_fields(self, offs: int, count: int) -> int:
+            # a slice of a memmap takes four times as long as one of an array, and each token is a slice
+            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+            fields: int = super()._build_fields(offs, count)
+            return fields
+
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
             end = start_offs
             for field in fields:

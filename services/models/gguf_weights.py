@@ -12,11 +12,12 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from services.errors import ModelError
 from services.models.blocks import NUMBERS, in_order
 from services.models.contents import BLOCKS
+from services.models.gguf_once import names_of
 from services.models.safetensors_file import SafetensorsWriter
 
 # transformers' types of models whose published checkpoints have a tensor for each expert, `experts.I.PART_proj.weight`
@@ -52,7 +53,7 @@ class GgufWeights:
         self._shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
         self._parameters = {name for name, _ in model.named_parameters()}
         self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-        self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
+        self._names = names_of(model, self._processor)
         self._parts = Counter(self._names.values())  # how many tensors of the file are not yet read, by their own name
         self._numbers: dict[str, torch.Tensor] = {}  # of tensors of the model that may lack parts
 
@@ -93,9 +94,12 @@ class GgufWeights:
         elif can_keep and self._is_unchanged(tensor):
             yield ConvertedTensor(self._names[tensor.name], said, _copy(tensor.data), True)
         else:
-            for name, numbers in self._processed(tensor):
-                blocks = in_order(tensor, numbers, self._heads) if can_keep else None
-                yield ConvertedTensor(name, said, numbers if blocks is None else blocks, blocks is not None)
+            numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
+            read = torch.from_numpy(numbers) if can_keep else None
+            numbers.flags.writeable = False  # `read` shares their memory
+            for name, converted in self._processed(tensor, numbers):
+                blocks = None if read is None else in_order(tensor.data, read, converted, self._heads)
+                yield ConvertedTensor(name, said, converted if blocks is None else blocks, blocks is not None)
 
     def _expert_names(self, tensor: Any) -> list[str]:
         """The names of the experts in a tensor, if the converted folder has a tensor for each."""
@@ -115,9 +119,8 @@ class GgufWeights:
         found = self._processor.process(array, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
         return found.weights is array and found.name == tensor.name
 
-    def _processed(self, tensor: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The numbers of those tensors of the model of which this is the last part."""
-        numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
+    def _processed(self, tensor: Any, numbers: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The numbers of those tensors of the model of which this is the last part. `numbers`: what the file has."""
         parsed = {"tensors": self._numbers}
         found = self._processor.process(numbers, tensor.name, tensor_key_mapping=self._names, parsed_parameters=parsed)
         if found.name in self._names:

@@ -15,6 +15,8 @@ import torch
 from services.engine.families.values import GroupFormat, Values
 from services.engine.parallel.layout import RowRange
 
+PIECE = 1 << 19  # weights that are widened at a time
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
@@ -95,13 +97,24 @@ class QuantizedWeight:
         return replace(self, scales=scales, offsets=offsets, group=group)
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """The weights as numbers: computed in float32, rounded to `dtype` at the end."""
+        """The weights as numbers: computed in float32, rounded to `dtype` at the end; of a large weight some rows at a
+        time, because memory for all of them in float32 would be new pages, which take longer than the numbers."""
+        outputs, inputs = self.codes.shape
+        rows = max(1, PIECE // inputs)
+        if outputs <= rows:
+            return self._numbers().to(dtype)
+        weights = torch.empty(outputs, inputs, dtype=dtype)
+        for first in range(0, outputs, rows):
+            own = first, min(first + rows, outputs)
+            weights[slice(*own)] = self.part(own)._numbers()
+        return weights
+
+    def _numbers(self) -> torch.Tensor:
         outputs, inputs = self.codes.shape
         numbers = self.values.numbers(self.codes.view(outputs, inputs // self.group, self.group))
         if self.values != Values.INTEGERS:
-            return numbers.mul_(self.scales[..., None]).view(outputs, inputs).to(dtype)
-        weights = torch.addcmul(self.offsets[..., None], self.scales[..., None], numbers)
-        return weights.view(outputs, inputs).to(dtype)
+            return numbers.mul_(self.scales[..., None]).view(outputs, inputs)
+        return torch.addcmul(self.offsets[..., None], self.scales[..., None], numbers).view(outputs, inputs)
 
 
 Weight = torch.Tensor | QuantizedWeight  # of a product

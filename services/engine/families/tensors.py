@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from services.engine.families.gguf import FORMATS, read_blocks
 from services.engine.families.kept import Quantization
 from services.engine.families.quantized import QuantizedWeight, Weight, quantize
+from services.engine.families.single_experts import SingleExperts, single_experts
 from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
@@ -167,7 +168,8 @@ class RandomTensors:
         deviation: float = DEVIATION,
         groups: Mapping[str, GroupFormat] | None = None,
     ) -> None:
-        """`groups`: of weights that are quantised, see Tensors."""
+        """`groups`: of weights that are quantised, see Tensors. Experts that are quantised are weights one by one, as
+        in the checkpoint, and transformers' tensors have the same numbers."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
@@ -182,12 +184,17 @@ class RandomTensors:
         self._device = device
         self._deviation = deviation
         self.groups = dict(groups or {})
+        self._experts: dict[str, SingleExperts] = dict(single_experts(self._shapes, self.groups))
+        for experts in self._experts.values():
+            self._shapes |= {name: experts.shape for names in experts.names for name in names}
+            self.groups |= experts.groups
         self.bytes_read = 0
 
     @property
     def names(self) -> list[str]:
-        """All names."""
-        return list(self._shapes)
+        """All names that a model has."""
+        single = {name for experts in self._experts.values() for names in experts.names for name in names}
+        return [name for name in self._shapes if name not in single]
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -195,7 +202,7 @@ class RandomTensors:
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors. The whole tensor is drawn, even if a part is asked for."""
         weight = self.weight(name, rows, columns)
-        return weight if isinstance(weight, torch.Tensor) else weight.dequantize(self._dtype)
+        return weight if isinstance(weight, torch.Tensor) else weight.dequantize().to(self._dtype)
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
         """See Tensors."""
@@ -203,13 +210,20 @@ class RandomTensors:
         if name in self.groups:
             return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
-            first, end = rows or (0, shape[0])
-            part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
+            part = torch.stack([self._expert(name, i) for i in range(*rows or (0, shape[0]))])
         else:
             drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
             part = drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
         self.bytes_read += part.nbytes
         return part
+
+    def _expert(self, name: str, index: int) -> torch.Tensor:
+        """One matrix of a tensor of experts."""
+        if name not in self._experts:
+            return self._draw(f"{name}.{index}", self._shapes[name][1:])
+        experts = self._experts[name]
+        matrix = torch.cat([self.read(single) for single in experts.names[index]])
+        return matrix.t() if experts.transposed else matrix
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))

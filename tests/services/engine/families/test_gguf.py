@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.engine.families.gguf import FORMATS, read_blocks
+from services.engine.families.quantized import PIECE
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -26,5 +27,15 @@ def test_blocks_are_the_numbers_of_the_package(kind: str) -> None:
     assert weight.shape == (10, 3 * numbers)
     assert int(weight.codes.max()) < 1 << weight.bits
     expected = torch.from_numpy(gguf.dequantize(rows, type_))
+    assert torch.equal(weight.dequantize(torch.float32), expected)
+    assert torch.equal(weight.dequantize(), expected.bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "IQ4_NL"])
+def test_a_large_weight_is_all_of_its_rows(kind: str) -> None:
+    """It is widened some rows at a time, here three times, the last time fewer."""
+    rows = np.random.default_rng(2).integers(0, 60, (2 * PIECE // 256 + 5, 8 * FORMATS[kind].block), dtype=np.uint8)
+    expected = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]))
+    weight = read_blocks(kind, torch.from_numpy(rows))
     assert torch.equal(weight.dequantize(torch.float32), expected)
     assert torch.equal(weight.dequantize(), expected.bfloat16())
