@@ -31,6 +31,8 @@ class Parts(Protocol):
 
     def optional(self, name: str) -> torch.Tensor | None: ...
 
+    def __contains__(self, name: str) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
