@@ -13,7 +13,7 @@ from services.models.resolve import split
 GGUF = "gguf"
 MODELOPT = "modelopt"
 MODELOPT_FILE = "hf_quant_config.json"  # of ModelOpt, whose older checkpoints say nothing in config.json
-SERVED = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", MODELOPT, GGUF)
+SERVED = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", MODELOPT, "bitsandbytes", GGUF)
 # vLLM's names of GPU kernels and of parts of a method, and the method of the checkpoints that they are for
 KERNELS = {
     "gptq_marlin": "gptq",

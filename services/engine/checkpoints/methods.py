@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from services.engine.checkpoints.bitsandbytes import bitsandbytes
 from services.engine.checkpoints.compressed import compressed_tensors
 from services.engine.checkpoints.floats import fp8
 from services.engine.checkpoints.format import Config, Format
@@ -23,6 +24,7 @@ METHODS: dict[str, Callable[[Config], Format]] = {
     "compressed-tensors": compressed_tensors,
     "mxfp4": mxfp4,
     "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
 }
 
 

@@ -1,4 +1,4 @@
-"""FP8, MXFP8, NVFP4 and MXFP4 weights that run as they are stored give the bits of the same weights widened to
+"""FP8, MXFP8, NVFP4, MXFP4 and NF4 weights that run as they are stored give the bits of the same weights widened to
 bfloat16."""
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compressed, mxfp4", Coding.BOOK),
         ("modelopt, fp8 blocks", Coding.E4M3),
         ("modelopt, mxfp8", Coding.E4M3),
+        ("bitsandbytes, nf4", Coding.BOOK),
         ("modelopt, nvfp4", Coding.BOOK),
     ],
 )

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from writer import Writer, Written
 from written import AWQ, GPTQ, WRITERS
-from written_floats import fp8
+from written_floats import fp8, nf4
 
 from services.engine.checkpoints.methods import format_of
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
@@ -105,6 +105,25 @@ def test_floats_of_four_bits_with_zeros_are_refused(tmp_path: Path) -> None:
         tensors.read("a.weight")
 
 
+def test_blocks_that_reach_into_the_next_row_are_numbers(tmp_path: Path) -> None:
+    tensors, numbers = one_weight(tmp_path, WRITERS["bitsandbytes, nf4"][0], nf4(size=64))
+    assert INPUTS % 64
+    assert torch.equal(tensors.read("a.weight"), torch.from_numpy(numbers).float().bfloat16())
+    opened = open_folder(tmp_path, as_stored=True)
+    assert opened.quantization.refused == {"a.weight": "blocks of 64 reach into the next row"}
+    assert isinstance(opened.weight("a.weight"), torch.Tensor)
+
+
+def test_another_book_is_refused(tmp_path: Path) -> None:
+    def other(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        written = nf4()(rng, outputs, inputs)
+        return Written({**written.tensors, "weight.quant_map": torch.linspace(-1, 1, 16)}, written.numbers)
+
+    tensors, _ = one_weight(tmp_path, WRITERS["bitsandbytes, nf4"][0], other)
+    with pytest.raises(ModelError, match="another quant_map"):
+        tensors.read("a.weight")
+
+
 def test_scales_of_inputs_are_refused(tmp_path: Path) -> None:
     """They would have to be multiplied by a product's inputs, which NVFP4 with AWQ has them for."""
 
@@ -162,17 +181,17 @@ def test_mxfp4_is_read_as_transformers_does(tmp_path: Path) -> None:
 
 COMPRESSED = WRITERS["compressed, 4 bits"][0]
 REFUSED: dict[str, dict[str, Any]] = {
-    "bitsandbytes, which is not served": {"quant_method": "bitsandbytes", "load_in_4bit": True},
-    "quantized with bitsandbytes": {"load_in_8bit": True},
+    "torchao, which is not served": {"quant_method": "torchao"},
+    "bitsandbytes with bnb_4bit_quant_type=fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "modelopt with quant_algo=NVFP4_AWQ is": {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
     "modelopt with quant_algo=W8A16 is": {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",
         "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W8A16"}},
     },
-    "gptq with bits=3": {**GPTQ, "bits": 3},
+    "gptq with bits=5": {**GPTQ, "bits": 5},
     "gptq with checkpoint_format=marlin": {**GPTQ, "checkpoint_format": "marlin"},
-    "gptq with bits=3 for": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 3}}},
+    "gptq with bits=5 for": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 5}}},
     "awq with version=gemv": {**AWQ, "version": "GEMV"},
     "awq with version=gemv_fast": {**AWQ, "version": None, "checkpoint_format": "gemv_fast"},
     "awq with backend=llm-awq": {**AWQ, "backend": "llm-awq"},

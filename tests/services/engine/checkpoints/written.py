@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 from writer import GROUP, Writer, Written, of_arrays
-from written_floats import fp8, modelopt_blocks, mxfp4, mxfp8, nvfp4
+from written_floats import fp8, modelopt_blocks, mxfp4, mxfp8, nf4, nvfp4
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, from the lowest on
 
 
 def pack(values: np.ndarray, bits: int, columns: tuple[int, ...] = ()) -> np.ndarray:
     """Integers [rows, columns] in words of 32 bits, a row after the other."""
+    if 32 % bits:
+        places = values.astype(np.uint8)[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+        stream = places.reshape(len(values), -1)
+        stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % (32 * bits))))
+        return np.packbits(stream, axis=1, bitorder="little").view(np.int32)
     count = 32 // bits
     words = np.zeros((values.shape[0], -(-values.shape[1] // count)), np.uint32)
     for column in range(values.shape[1]):
@@ -34,7 +39,7 @@ def gptq(bits: int = 4, added: int = 1, act_order: bool = False, bias: bool = Fa
         numbers = np.stack([scales[g].astype(np.float64) * (codes[i] - zeros[g]) for i, g in enumerate(order)], axis=1)
         tensors = {
             "qweight": pack(codes.T, bits).T,
-            "qzeros": _less(pack(zeros, bits), added, bits),
+            "qzeros": _less(pack(zeros, bits), added, bits) if 32 % bits == 0 else pack(zeros - added & 7, bits),
             "scales": scales,
             "g_idx": order.astype(np.int32),
         }
@@ -113,9 +118,18 @@ def _modelopt(algorithm: str) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head*"]}
 
 
+def llm_int8(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    """bitsandbytes, with the largest size of each output's weights."""
+    codes, most = rng.integers(-127, 128, (outputs, inputs)).astype(np.int8), rng.uniform(0.3, 0.6, outputs)
+    factors = (most.astype(np.float32) / np.float32(127)).astype(np.float64)
+    tensors = {"weight": codes, "SCB": most.astype(np.float32), "weight_format": np.array(0, np.uint8)}
+    return of_arrays(tensors, codes * factors[:, None])
+
+
 BLOCK = (48, 48)  # it divides no size of the tiny model
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "GEMM"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FLOAT8 = {"num_bits": 8, "type": "float"}
 FLOAT4 = {"num_bits": 4, "type": "float"}
 # by a name: the `quantization_config`, and who writes a weight
@@ -126,6 +140,8 @@ WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq, biases of zeros": (GPTQ, gptq(bias=True)),
     "gptq, 8 bits": ({**GPTQ, "bits": 8}, gptq(bits=8)),
     "gptq, 2 bits": ({**GPTQ, "bits": 2}, gptq(bits=2)),
+    "gptq, 3 bits": ({**GPTQ, "bits": 3}, gptq(bits=3)),
+    "gptq, 3 bits, act-order": ({**GPTQ, "bits": 3}, gptq(bits=3, act_order=True)),
     "awq": (AWQ, awq),
     "fp8, one scale": ({"quant_method": "fp8"}, fp8("weight_scale", lambda *_: ())),
     "fp8, by output": ({"quant_method": "fbgemm_fp8"}, fp8("weight_scale", lambda outputs, _: (outputs, 1))),
@@ -162,5 +178,8 @@ WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
     ),
     "modelopt, fp8 blocks": (_modelopt("FP8_PB_WO"), modelopt_blocks),
     "modelopt, mxfp8": (_modelopt("MXFP8"), mxfp8),
+    "bitsandbytes, nf4": (NF4, nf4()),
+    "bitsandbytes, nf4, scales too": ({**NF4, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
+    "bitsandbytes, int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "modelopt, nvfp4": (_modelopt("NVFP4"), nvfp4("weight", "weight_scale_2")),
 }

@@ -3,6 +3,7 @@ float64 from scales that are rounded as the formats define it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -83,3 +84,31 @@ def _fp4_codes(rng: np.random.Generator, outputs: int, inputs: int) -> np.ndarra
 def _in_pairs(codes: np.ndarray) -> np.ndarray:
     """Two codes in a byte, the first of them in its lower half."""
     return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+_NF4_BELOW = (-1.0, -0.696192801, -0.525073051, -0.394917488, -0.284441382, -0.18477343, -0.0910500363)
+_NF4_ABOVE = (0.0, 0.0795802996, 0.16093020, 0.246112302, 0.337915242, 0.440709829, 0.562617004, 0.722956836, 1.0)
+NF4_BOOK = np.array(_NF4_BELOW + _NF4_ABOVE, np.float32)
+
+
+def nf4(nested: bool = False, size: int = 32) -> Writer:
+    """bitsandbytes. Blocks follow one another through all rows. `nested`: their scales are codes of a book."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = rng.integers(0, 16, outputs * inputs).astype(np.uint8)
+        state = {"quant_type": "nf4", "blocksize": size, "dtype": "float16", "shape": [outputs, inputs]}
+        absmax = rng.uniform(0.2, 0.5, len(codes) // size).astype(np.float32)
+        tensors = {"weight": (codes[::2] << 4 | codes[1::2])[:, None], "weight.quant_map": NF4_BOOK}
+        if nested:
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.35}
+            book = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+            stored = rng.integers(0, 256, len(absmax)).astype(np.uint8)
+            factors = rng.uniform(0.1, 0.15, -(-len(absmax) // 256)).astype(np.float32)
+            absmax = book[stored] * np.repeat(factors, 256)[: len(absmax)] + np.float32(0.35)
+            tensors |= {"weight.nested_absmax": factors, "weight.nested_quant_map": book}
+        tensors["weight.absmax"] = stored if nested else absmax
+        tensors["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        numbers = NF4_BOOK[codes].astype(np.float64) * np.repeat(absmax, size)
+        return of_arrays(tensors, numbers.reshape(outputs, inputs))
+
+    return write
