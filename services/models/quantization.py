@@ -11,17 +11,29 @@ from services.models.info import read_json
 from services.models.resolve import split
 
 GGUF = "gguf"
-SERVED = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", GGUF)
-# vLLM's names of GPU kernels, and the method of the checkpoints that they are for
-KERNELS = {"gptq_marlin": "gptq", "gptq_bitblas": "gptq", "awq_marlin": "awq"}
+MODELOPT = "modelopt"
+MODELOPT_FILE = "hf_quant_config.json"  # of ModelOpt, whose older checkpoints say nothing in config.json
+SERVED = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", MODELOPT, "bitsandbytes", GGUF)
+# vLLM's names of GPU kernels and of parts of a method, and the method of the checkpoints that they are for
+KERNELS = {
+    "gptq_marlin": "gptq",
+    "gptq_bitblas": "gptq",
+    "awq_marlin": "awq",
+    "modelopt_fp4": MODELOPT,
+    "modelopt_mixed": MODELOPT,
+    "modelopt_mxfp8": MODELOPT,
+}
 
 
 def config_of(folder: Path) -> Mapping[str, Any] | None:
-    """The `quantization_config` of the model in `folder`; None if its tensors are numbers. Raises ModelError for a
-    config that is not JSON."""
+    """The `quantization_config` of the model in `folder`, or what ModelOpt's file has instead; None if its tensors are
+    numbers. Raises ModelError for a file that is not JSON."""
     config = read_json(folder / "config.json") or {}
     text = config.get("text_config") or {}
     found = [each.get(name) for each in (config, text) for name in ("quantization_config", "compression_config")]
+    beside = (read_json(folder / MODELOPT_FILE) or {}).get("quantization") or {}
+    if beside.get("quant_algo"):  # absent if only keys and values are to be quantized
+        found.append({"quant_method": MODELOPT, **beside})
     return next((each for each in found if each), None)
 
 

@@ -80,8 +80,9 @@ class Settings(
         str,
         AfterValidator(method),
         Field(
-            description="the method of the checkpoint (gptq, awq, fp8, compressed-tensors, mxfp4, gguf), which is "
-            "found without it: another one is refused. Changes nothing; the setting weights says how they are kept"
+            description="the method of the checkpoint (gptq, awq, fp8, compressed-tensors, mxfp4, modelopt, "
+            "bitsandbytes, gguf), which is found without it: another one is refused. Changes nothing; the setting "
+            "weights says how they are kept"
         ),
     ] = ""
     kv_cache_dtype: Annotated[

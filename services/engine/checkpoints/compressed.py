@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: integers in words or in bytes, and FP8."""
+"""compressed-tensors, as llm-compressor writes it: integers in words or in bytes, FP8, NVFP4 and MXFP4."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ import torch
 
 from services.engine.checkpoints.floats import Block, scaled, scaled_groups
 from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
+from services.engine.checkpoints.fp4 import paired, paired_groups, powers_of_two
 from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+)
 STATES = ("compressed", "frozen", None)  # the latter two of some checkpoints whose weights are compressed, too
-PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
+PARTS = ("packed", "scale", "global_scale", "zero_point", "shape", "g_idx")
+OTHERS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
+WEIGHTS = (("int", 4), ("int", 8), ("float", 4), ("float", 8))  # types and bits
 
 
 def compressed_tensors(config: Config) -> Format:
@@ -27,16 +38,15 @@ def compressed_tensors(config: Config) -> Format:
         raise ModelError("compressed-tensors with sparse weights (sparsity_config) is not served")
     weights = [group["weights"] for group in config["config_groups"].values() if group.get("weights")]
     for each in weights:
-        if (each.get("type", "int"), each["num_bits"]) not in (("int", 4), ("int", 8), ("float", 8)):
+        if (each.get("type", "int"), each["num_bits"]) not in WEIGHTS:
             raise ModelError(
                 f"compressed-tensors with {each.get('type', 'int')} weights of {each['num_bits']} bits is not served, "
-                "only int weights of 4 or 8 bits and float weights of 8"
+                "only int and float weights of 4 or 8 bits"
             )
     blocks: set[Block] = {tuple(each["block_structure"]) for each in weights if each.get("block_structure")}
     if len(blocks) > 1:
         raise ModelError(f"compressed-tensors with blocks of several sizes is not served: {sorted(blocks)}")
-    others = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
-    parts = (*(f".weight_{part}" for part in PARTS), *others)
+    parts = (*(f".weight_{part}" for part in PARTS), *(f".{part}" for part in OTHERS))
     block = next(iter(blocks), None)
     read, groups = partial(_read, block), partial(_groups_of, block)
     return Format({".weight_scale": ".weight"}, parts, read, _method(config, weights), groups)
@@ -52,7 +62,9 @@ def _method(config: Config, weights: list[Config]) -> str:
 
 def _groups_of(block: Block | None, parts: Parts) -> Groups:
     """See Format. Integers of fewer than eight bits may be stored in bytes, too."""
-    packed = parts.optional("weight_shape") is not None
+    if _is_fp4(parts):
+        return paired_groups(parts.shape("weight_packed"), parts.shape("weight_scale"))
+    packed = "weight_shape" in parts
     if not packed and parts.tensor("weight", (0, 1)).dtype != torch.int8:
         return scaled_groups(parts.shape("weight")[1], parts.shape("weight_scale"), block)
     inputs = int(parts.tensor("weight_shape")[1]) if packed else parts.shape("weight")[1]
@@ -61,7 +73,16 @@ def _groups_of(block: Block | None, parts: Parts) -> Groups:
     return groups_of(bits, inputs, scale[1] if len(scale) == 2 else 1, parts.optional("weight_g_idx"))
 
 
+def _is_fp4(parts: Parts) -> bool:
+    """Whether a module has floats of four bits. Of integers in words, the file has the shape."""
+    return "weight_packed" in parts and "weight_shape" not in parts
+
+
 def _read(block: Block | None, parts: Parts) -> Weight:
+    if _is_fp4(parts):
+        if "weight_zero_point" in parts:
+            raise ModelError("compressed-tensors with float weights of 4 bits and zeros is not served")
+        return paired(parts.tensor("weight_packed"), _fp4_scales(parts))
     scale = parts.tensor("weight_scale")
     packed = parts.optional("weight_packed")
     if packed is not None:
@@ -72,6 +93,14 @@ def _read(block: Block | None, parts: Parts) -> Weight:
     zeros = parts.optional("weight_zero_point")
     middle = 128.0 if zeros is None else zeros.reshape(-1, _groups(scale)).to(torch.float32) + 128
     return grouped(weight.view(torch.uint8) ^ 128, _by_output(scale, len(weight)), middle, 8)
+
+
+def _fp4_scales(parts: Parts) -> torch.Tensor:
+    """Those of NVFP4 were multiplied by the global scale before they were rounded to e4m3."""
+    scale = parts.tensor("weight_scale")
+    if scale.dtype == torch.uint8:
+        return powers_of_two(scale)
+    return scale.to(torch.float32) / parts.tensor("weight_global_scale").to(torch.float32)
 
 
 def _packed(packed: torch.Tensor, scale: torch.Tensor, parts: Parts) -> Weight:

@@ -1,5 +1,5 @@
-"""Floats of 8 and 4 bits: FP8 with a scale for a whole weight, for each output, or for each block; MXFP4, as GPT-OSS
-stores its experts. Activations stay in the served dtype, also where the checkpoint would quantize them."""
+"""Floats of 8 bits: FP8 with a scale for a whole weight, for each output, or for each block. Activations stay in the
+served dtype, also where the checkpoint would quantize them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from services.errors import ModelError
 
 NUMBERS = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale")  # DeepSeek and Qwen name it by its inverse, but it is the factor itself
-BIAS = 127  # of MXFP4's exponents
-MXFP4_GROUP = 32
 Block = tuple[int, int]  # outputs and inputs that share a scale
 
 
@@ -65,21 +63,3 @@ def scaled_groups(inputs: int, scale: tuple[int, ...], block: Block | None) -> G
     several groups."""
     size = math.gcd(block[1], inputs) if block and math.prod(scale) > 1 else inputs
     return GroupFormat(8, size, Values.E4M3)
-
-
-def mxfp4(config: Config) -> Format:
-    """Weights of experts, which a tensor has for all experts of a layer."""
-    return Format({"_blocks": ""}, ("_blocks", "_scales"), _read_mxfp4, "mxfp4", _mxfp4_groups, of_experts=True)
-
-
-def _read_mxfp4(parts: Parts) -> QuantizedWeight:
-    """The file has [outputs, groups, 16] bytes, with the lower half of each first, and an exponent for each group."""
-    blocks, exponents = parts.tensor("blocks"), parts.tensor("scales").to(torch.int32) - BIAS
-    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
-    return QuantizedWeight.of_values(
-        codes, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents), MXFP4_GROUP, Values.E2M1
-    )
-
-
-def _mxfp4_groups(parts: Parts) -> GroupFormat:
-    return GroupFormat(4, MXFP4_GROUP, Values.E2M1)

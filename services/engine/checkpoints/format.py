@@ -31,6 +31,8 @@ class Parts(Protocol):
 
     def optional(self, name: str) -> torch.Tensor | None: ...
 
+    def __contains__(self, name: str) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -94,9 +96,25 @@ def groups_of(bits: int, inputs: int, groups: int, order: torch.Tensor | None) -
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The integers in words of 32 bits [rows, words] as uint8 [rows, words * 32 / bits], lowest bits first. `order`:
     the places within a word's integers that the first, second, and so on of its bits are for."""
+    if 32 % bits:
+        return _unpack_across(words, bits)
     count = 32 // bits
     shifts = torch.arange(count, dtype=torch.int32) * bits
     if order:
         shifts = shifts[torch.tensor(order).argsort()]
     integers = (words[..., None] >> shifts) & ((1 << bits) - 1)
     return integers.to(torch.uint8).reshape(len(words), -1)
+
+
+def _unpack_across(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The same of bits that do not divide a word: 32 integers lie one after the other in so many words, some of them in
+    two."""
+    blocks = words.reshape(len(words), -1, bits).to(torch.int64) & 0xFFFFFFFF
+    integers = torch.empty(*blocks.shape[:2], 32, dtype=torch.uint8)
+    for i in range(32):
+        word, shift = divmod(i * bits, 32)
+        own = blocks[..., word] >> shift
+        if shift + bits > 32:
+            own = own | blocks[..., word + 1] << (32 - shift)
+        integers[..., i] = own & ((1 << bits) - 1)
+    return integers.flatten(1)

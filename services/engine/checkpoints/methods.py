@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from services.engine.checkpoints.bitsandbytes import bitsandbytes
 from services.engine.checkpoints.compressed import compressed_tensors
-from services.engine.checkpoints.floats import fp8, mxfp4
+from services.engine.checkpoints.floats import fp8
 from services.engine.checkpoints.format import Config, Format
+from services.engine.checkpoints.fp4 import mxfp4
+from services.engine.checkpoints.modelopt import modelopt
 from services.engine.checkpoints.words import awq, gptq
 from services.errors import ModelError
 from services.models.quantization import config_of, method_of
@@ -20,6 +23,8 @@ METHODS: dict[str, Callable[[Config], Format]] = {
     "fbgemm_fp8": fp8,
     "compressed-tensors": compressed_tensors,
     "mxfp4": mxfp4,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
 }
 
 

@@ -55,7 +55,10 @@ class _Module:
         return shape if self.expert is None else shape[1:]
 
     def optional(self, name: str) -> torch.Tensor | None:
-        return self.tensor(name) if self.stem + name in self.stored else None
+        return self.tensor(name) if name in self else None
+
+    def __contains__(self, name: str) -> bool:
+        return self.stem + name in self.stored
 
 
 class QuantizedCheckpoint:

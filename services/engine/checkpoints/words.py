@@ -11,7 +11,7 @@ from services.engine.families.kept import describe_integers
 from services.engine.families.quantized import Weight
 from services.errors import ModelError
 
-GPTQ_BITS = (2, 4, 8)
+GPTQ_BITS = (2, 3, 4, 8)
 STORED_ZEROS = {"gptq": 1, "gptq_v2": 0}  # by how much less the file has than each zero, by `checkpoint_format`
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its lowest bits on
 
@@ -23,7 +23,7 @@ def gptq(config: Config) -> Format:
     field(config, "pack_dtype", ("int32",), "int32")
     for modules, own in (config.get("dynamic") or {}).items():
         if (own or {}).get("bits", bits) not in GPTQ_BITS:
-            raise ModelError(f"gptq with bits={own['bits']} for {modules} is not served, only bits 2 or 4 or 8")
+            raise ModelError(f"gptq with bits={own['bits']} for {modules} is not served, only bits 2, 3, 4 or 8")
     method = f"gptq, {describe_integers(bits, max(0, config.get('group_size', 0)))}"
     if config.get("desc_act"):
         method += ", act-order"
@@ -39,13 +39,19 @@ def gptq(config: Config) -> Format:
 
 
 def _read_gptq(bits: int, added: int, parts: Parts) -> Weight:
-    """Integers are packed along the inputs, zeros along the outputs. What the file's zeros lack is added to whole
-    words, as it was subtracted: a zero of 0 has borrowed from the next one in its word."""
+    """Integers are packed along the inputs, zeros along the outputs."""
     bits = _gptq_bits(bits, parts)
     codes = unpack(parts.tensor("qweight").t(), bits).contiguous()
-    words = parts.tensor("qzeros") + added * sum(1 << place for place in range(0, 32, bits))
-    zeros = unpack(words, bits).t()[: len(codes)].to(torch.float32)
+    zeros = _gptq_zeros(parts.tensor("qzeros"), bits, added).t()[: len(codes)].to(torch.float32)
     return grouped(codes, parts.tensor("scales").t(), zeros, bits, parts.optional("g_idx"))
+
+
+def _gptq_zeros(words: torch.Tensor, bits: int, added: int) -> torch.Tensor:
+    """What the file's zeros lack is added as it was subtracted. That was to whole words, in which a zero of 0 has
+    borrowed from the next one; but to each zero where some lie in two words."""
+    if 32 % bits:
+        return (unpack(words, bits) + added) % (1 << bits)
+    return unpack(words + added * sum(1 << place for place in range(0, 32, bits)), bits)
 
 
 def _gptq_groups(bits: int, parts: Parts) -> Groups:

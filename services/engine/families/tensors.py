@@ -101,7 +101,7 @@ class Checkpoint:
         if name in self._kinds:
             return self._blocks(name, rows, columns).dequantize()
         part = self._slice(name)
-        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
+        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
         self.bytes_read += tensor.nbytes
         return tensor
 

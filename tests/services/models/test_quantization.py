@@ -31,6 +31,8 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
         ("awq_marlin", {"quantization_config": {"quant_method": "awq"}}),
         ("compressed-tensors", {"compression_config": {"quant_method": "compressed-tensors"}}),
         ("fp8", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}),
+        ("modelopt", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}),
+        ("modelopt_fp4", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}),
     ],
 )
 def test_the_method_of_the_checkpoint_is_accepted(asked: str, config: dict[str, Any], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from written import Writer
+from writer import Writer
 
 PRODUCTS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight")
 

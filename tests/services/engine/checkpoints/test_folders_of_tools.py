@@ -89,7 +89,7 @@ def test_weights_that_were_not_compressed_are_refused(fast_path: bool, tmp_path:
 def test_quantized_weights_without_a_config_are_refused(
     name: str, fast_path: bool, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Older tools and modelopt keep it in a file of their own. FP8 would be taken for numbers."""
+    """Older tools keep it in a file of their own. FP8 would be taken for numbers."""
     quantized, _ = quantize_folder(tiny_model("llama"), tmp_path, *WRITERS[name])
     change_config(quantized, quantization_config=None)
     with pytest.raises(ModelError, match=r"quantized weights \(model.layers.*config\.json has no quantization_config"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from folders import set_config
 from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-from written import AWQ, GPTQ, WRITERS, Writer, fp8
+from writer import Writer, Written
+from written import AWQ, GPTQ, WRITERS
+from written_floats import fp8, nf4
 
 from services.engine.checkpoints.methods import format_of
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
@@ -70,6 +73,81 @@ def _format(weight: QuantizedWeight) -> GroupFormat:
     return GroupFormat(weight.bits, weight.group, weight.values)
 
 
+def test_modelopts_own_file_names_the_method(tmp_path: Path) -> None:
+    """Older checkpoints have nothing in `config.json`."""
+    config, write = WRITERS["modelopt, nvfp4"]
+    tensors, _ = one_weight(tmp_path, config, write)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="no quantization_config"):
+        open_folder(tmp_path)
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head*"]}
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": own}))
+    opened = open_folder(tmp_path)
+    assert torch.equal(opened.read("a.weight"), tensors.read("a.weight"))
+    file.write_text(json.dumps({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}))
+    assert config_of(tmp_path) is None
+    file.write_text(json.dumps({"quantization": {**own, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(ModelError, match="quant_algo=W4A8_AWQ is not served"):
+        open_folder(tmp_path)
+
+
+def test_floats_of_four_bits_with_zeros_are_refused(tmp_path: Path) -> None:
+    config, write = WRITERS["compressed, mxfp4"]
+
+    def zeroed(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        written = write(rng, outputs, inputs)
+        zeros = torch.zeros(outputs, inputs // 32, dtype=torch.uint8)
+        return Written({**written.tensors, "weight_zero_point": zeros}, written.numbers)
+
+    tensors, _ = one_weight(tmp_path, config, zeroed)
+    with pytest.raises(ModelError, match="4 bits and zeros is not served"):
+        tensors.read("a.weight")
+
+
+def test_blocks_that_reach_into_the_next_row_are_numbers(tmp_path: Path) -> None:
+    tensors, numbers = one_weight(tmp_path, WRITERS["bitsandbytes, nf4"][0], nf4(size=64))
+    assert INPUTS % 64
+    assert torch.equal(tensors.read("a.weight"), torch.from_numpy(numbers).float().bfloat16())
+    opened = open_folder(tmp_path, as_stored=True)
+    assert opened.quantization.refused == {"a.weight": "blocks of 64 reach into the next row"}
+    assert isinstance(opened.weight("a.weight"), torch.Tensor)
+
+
+def test_another_book_is_refused(tmp_path: Path) -> None:
+    def other(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        written = nf4()(rng, outputs, inputs)
+        return Written({**written.tensors, "weight.quant_map": torch.linspace(-1, 1, 16)}, written.numbers)
+
+    tensors, _ = one_weight(tmp_path, WRITERS["bitsandbytes, nf4"][0], other)
+    with pytest.raises(ModelError, match="another quant_map"):
+        tensors.read("a.weight")
+
+
+def test_scales_of_inputs_are_refused(tmp_path: Path) -> None:
+    """They would have to be multiplied by a product's inputs, which NVFP4 with AWQ has them for."""
+
+    def smoothed(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        written = WRITERS["modelopt, nvfp4"][1](rng, outputs, inputs)
+        return Written({**written.tensors, "pre_quant_scale": torch.ones(inputs)}, written.numbers)
+
+    tensors, _ = one_weight(tmp_path, WRITERS["modelopt, nvfp4"][0], smoothed)
+    with pytest.raises(ModelError, match="pre_quant_scale"):
+        tensors.read("a.weight")
+
+
+@pytest.mark.parametrize("name", ["compressed, nvfp4", "modelopt, nvfp4"])
+def test_nvfp4_without_its_factor_is_refused(name: str, tmp_path: Path) -> None:
+    def without(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        written = WRITERS[name][1](rng, outputs, inputs)
+        factors = ("weight_scale_2", "weight_global_scale")
+        return Written({part: each for part, each in written.tensors.items() if part not in factors}, written.numbers)
+
+    tensors, _ = one_weight(tmp_path, WRITERS[name][0], without)
+    with pytest.raises(ModelError, match=r"no tensor 'a\.weight_(scale_2|global_scale)'"):
+        tensors.read("a.weight")
+
+
 def test_a_bias_that_is_not_zero_is_kept(tmp_path: Path) -> None:
     one_weight(tmp_path, *WRITERS["gptq"])
     written = WRITERS["gptq"][1](np.random.default_rng(5), OUTPUTS, INPUTS)
@@ -103,17 +181,21 @@ def test_mxfp4_is_read_as_transformers_does(tmp_path: Path) -> None:
 
 COMPRESSED = WRITERS["compressed, 4 bits"][0]
 REFUSED: dict[str, dict[str, Any]] = {
-    "bitsandbytes, which is not served": {"quant_method": "bitsandbytes", "load_in_4bit": True},
-    "quantized with bitsandbytes": {"load_in_8bit": True},
-    "quantized with modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-    "gptq with bits=3": {**GPTQ, "bits": 3},
+    "torchao, which is not served": {"quant_method": "torchao"},
+    "bitsandbytes with bnb_4bit_quant_type=fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "modelopt with quant_algo=NVFP4_AWQ is": {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+    "modelopt with quant_algo=W8A16 is": {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W8A16"}},
+    },
+    "gptq with bits=5": {**GPTQ, "bits": 5},
     "gptq with checkpoint_format=marlin": {**GPTQ, "checkpoint_format": "marlin"},
-    "gptq with bits=3 for": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 3}}},
+    "gptq with bits=5 for": {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 5}}},
     "awq with version=gemv": {**AWQ, "version": "GEMV"},
     "awq with version=gemv_fast": {**AWQ, "version": None, "checkpoint_format": "gemv_fast"},
     "awq with backend=llm-awq": {**AWQ, "backend": "llm-awq"},
     "fp8 with fmt=e5m2": {"quant_method": "fp8", "fmt": "e5m2"},
-    "format=nvfp4-pack-quantized": {**COMPRESSED, "format": "nvfp4-pack-quantized"},
     "format=marlin-24": {**COMPRESSED, "format": "marlin-24"},
     "transform_config": {**COMPRESSED, "transform_config": {"config_groups": {"u": {}}}},
     "sparsity_config": {**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}},

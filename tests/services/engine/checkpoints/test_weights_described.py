@@ -33,6 +33,9 @@ def described(folder: Path, **changed: Any) -> str:
         ("fp8, blocks", {}, "fp8, blocks of 48 x 48: all 14 quantized weights as stored, "),
         ("fp8, one scale", {}, "fp8: all 14 quantized weights as stored, "),
         ("compressed, fp8", {"fast_path": False}, " kept as bfloat16 (transformers' layers execute numbers), "),
+        ("modelopt, nvfp4", {}, "modelopt NVFP4: all 14 quantized weights as stored, "),
+        ("compressed, nvfp4", {}, "compressed-tensors nvfp4-pack-quantized: all 14 quantized weights as stored, "),
+        ("bitsandbytes, nf4", {"fast_path": False}, "bitsandbytes, nf4: all 14 quantized weights kept as bfloat16 ("),
         ("gptq, act-order", {}, ", act-order: all 14 quantized weights kept as bfloat16 (groups of act-order are not"),
     ],
 )

@@ -20,7 +20,10 @@ from services.errors import ModelError
 @pytest.mark.parametrize(
     ("name", "fast_path"),
     [(name, True) for name in ("gptq", "gptq, act-order", "awq", "fp8, blocks", "compressed, int8")]
-    + [(name, False) for name in ("awq", "compressed, fp8")],
+    + [(name, True) for name in ("compressed, mxfp4", "modelopt, nvfp4", "bitsandbytes, nf4, scales too")]
+    + [
+        (name, False) for name in ("awq", "compressed, fp8", "compressed, nvfp4", "modelopt, fp8", "bitsandbytes, int8")
+    ],
 )
 def test_tokens_equal_generate(name: str, fast_path: bool, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path, *WRITERS[name])
@@ -63,6 +66,7 @@ NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's, an
         ("qwen3_moe", "gptq", {}, True),
         ("qwen3_moe", "fp8, by output", {}, True),
         ("qwen3_moe", "awq", {}, False),
+        ("qwen3_moe", "modelopt, nvfp4", {}, True),
         ("mixtral", "awq", {}, True),
         ("mixtral", "gptq", {}, False),
         ("mixtral", "gptq", {"block_sparse_moe": "mlp", **NAMES}, True),  # GPTQModel

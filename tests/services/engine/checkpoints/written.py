@@ -3,28 +3,22 @@ define it; the numbers are computed in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from writer import GROUP, Writer, Written, of_arrays
+from written_floats import fp8, modelopt_blocks, mxfp4, mxfp8, nf4, nvfp4
 
-Writer = Callable[[np.random.Generator, int, int], "Written"]
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, from the lowest on
-GROUP = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A weight: its tensors by the ends of their names, and its numbers [outputs, inputs] in float64."""
-
-    tensors: dict[str, torch.Tensor]
-    numbers: np.ndarray
 
 
 def pack(values: np.ndarray, bits: int, columns: tuple[int, ...] = ()) -> np.ndarray:
     """Integers [rows, columns] in words of 32 bits, a row after the other."""
+    if 32 % bits:
+        places = values.astype(np.uint8)[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+        stream = places.reshape(len(values), -1)
+        stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % (32 * bits))))
+        return np.packbits(stream, axis=1, bitorder="little").view(np.int32)
     count = 32 // bits
     words = np.zeros((values.shape[0], -(-values.shape[1] // count)), np.uint32)
     for column in range(values.shape[1]):
@@ -45,13 +39,13 @@ def gptq(bits: int = 4, added: int = 1, act_order: bool = False, bias: bool = Fa
         numbers = np.stack([scales[g].astype(np.float64) * (codes[i] - zeros[g]) for i, g in enumerate(order)], axis=1)
         tensors = {
             "qweight": pack(codes.T, bits).T,
-            "qzeros": _less(pack(zeros, bits), added, bits),
+            "qzeros": _less(pack(zeros, bits), added, bits) if 32 % bits == 0 else pack(zeros - added & 7, bits),
             "scales": scales,
             "g_idx": order.astype(np.int32),
         }
         if bias:  # as AutoGPTQ writes it where the model has none
             tensors["bias"] = np.zeros(outputs, np.float16)
-        return _written(tensors, numbers)
+        return of_arrays(tensors, numbers)
 
     return write
 
@@ -68,7 +62,7 @@ def awq(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
     scales = _scales(rng, (inputs // GROUP, outputs), 4)
     zeros = rng.integers(0, 16, (inputs // GROUP, outputs))
     numbers = np.repeat(scales, GROUP, 0).astype(np.float64) * (codes - np.repeat(zeros, GROUP, 0))
-    return _written(
+    return of_arrays(
         {"qweight": pack(codes, 4, AWQ_COLUMNS), "qzeros": pack(zeros, 4, AWQ_COLUMNS), "scales": scales}, numbers.T
     )
 
@@ -89,7 +83,7 @@ def packed(bits: int = 4, zeroed: bool = False, group: int = GROUP, act_order: b
             tensors["weight_g_idx"] = order.astype(np.int32)
         if zeroed:
             tensors["weight_zero_point"] = pack((zeros - least).T, bits).T
-        return _written(tensors, scales[:, order].astype(np.float64) * (codes - zeros[:, order]))
+        return of_arrays(tensors, scales[:, order].astype(np.float64) * (codes - zeros[:, order]))
 
     return write
 
@@ -105,26 +99,7 @@ def in_bytes(bits: int = 8, zeroed: bool = False, group: int = 0) -> Writer:
             tensors["weight_zero_point"] = zeros
         shift = zeros if zeroed else np.zeros_like(zeros)
         factors = np.repeat(scales, group or inputs, 1).astype(np.float64)
-        return _written(tensors, factors * (codes.astype(np.float64) - shift))
-
-    return write
-
-
-def fp8(scale: str, shape: Callable[[int, int], tuple[int, ...]], block: tuple[int, int] = (1, 1)) -> Writer:
-    """`shape`: of the scales, of a weight with so many outputs and inputs. `block`: weights that share one."""
-
-    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
-        weight = torch.from_numpy(rng.normal(0, 100, (outputs, inputs))).to(torch.float8_e4m3fn)
-        scales = rng.uniform(0.001, 0.004, shape(outputs, inputs)).astype(np.float32)
-        numbers = weight.to(torch.float64).numpy()
-        if block == (1, 1):
-            numbers = numbers * scales.astype(np.float64)
-        else:
-            for i, j in np.ndindex(scales.shape):
-                part = slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1])
-                numbers[part] *= scales[i, j].astype(np.float64)
-        found = _written({scale: scales}, numbers)
-        return Written({"weight": weight, **found.tensors}, numbers)
+        return of_arrays(tensors, factors * (codes.astype(np.float64) - shift))
 
     return write
 
@@ -134,19 +109,29 @@ def _scales(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> np.n
     return (rng.uniform(0.5, 1.0, shape) / (1 << bits)).astype(np.float16)
 
 
-def _written(tensors: dict[str, np.ndarray], numbers: np.ndarray) -> Written:
-    return Written({name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in tensors.items()}, numbers)
-
-
 def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", **weights}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
 
 
+def _modelopt(algorithm: str) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head*"]}
+
+
+def llm_int8(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    """bitsandbytes, with the largest size of each output's weights."""
+    codes, most = rng.integers(-127, 128, (outputs, inputs)).astype(np.int8), rng.uniform(0.3, 0.6, outputs)
+    factors = (most.astype(np.float32) / np.float32(127)).astype(np.float64)
+    tensors = {"weight": codes, "SCB": most.astype(np.float32), "weight_format": np.array(0, np.uint8)}
+    return of_arrays(tensors, codes * factors[:, None])
+
+
 BLOCK = (48, 48)  # it divides no size of the tiny model
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "GEMM"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FLOAT8 = {"num_bits": 8, "type": "float"}
+FLOAT4 = {"num_bits": 4, "type": "float"}
 # by a name: the `quantization_config`, and who writes a weight
 WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq": (GPTQ, gptq()),
@@ -155,6 +140,8 @@ WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq, biases of zeros": (GPTQ, gptq(bias=True)),
     "gptq, 8 bits": ({**GPTQ, "bits": 8}, gptq(bits=8)),
     "gptq, 2 bits": ({**GPTQ, "bits": 2}, gptq(bits=2)),
+    "gptq, 3 bits": ({**GPTQ, "bits": 3}, gptq(bits=3)),
+    "gptq, 3 bits, act-order": ({**GPTQ, "bits": 3}, gptq(bits=3, act_order=True)),
     "awq": (AWQ, awq),
     "fp8, one scale": ({"quant_method": "fp8"}, fp8("weight_scale", lambda *_: ())),
     "fp8, by output": ({"quant_method": "fbgemm_fp8"}, fp8("weight_scale", lambda outputs, _: (outputs, 1))),
@@ -179,4 +166,20 @@ WRITERS: dict[str, tuple[dict[str, Any], Writer]] = {
         _compressed("float-quantized", **FLOAT8, block_structure=list(BLOCK)),
         fp8("weight_scale", lambda outputs, inputs: (-(-outputs // BLOCK[0]), -(-inputs // BLOCK[1])), BLOCK),
     ),
+    "compressed, nvfp4": (
+        _compressed("nvfp4-pack-quantized", **FLOAT4, group_size=16),
+        nvfp4("weight_packed", "weight_global_scale", divides=True),
+    ),
+    "compressed, mxfp4": (_compressed("mxfp4-pack-quantized", **FLOAT4, group_size=32), mxfp4),
+    "modelopt, fp8": (_modelopt("FP8"), fp8("weight_scale", lambda *_: ())),
+    "modelopt, fp8 by output": (
+        _modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        fp8("weight_scale", lambda outputs, _: (outputs,)),
+    ),
+    "modelopt, fp8 blocks": (_modelopt("FP8_PB_WO"), modelopt_blocks),
+    "modelopt, mxfp8": (_modelopt("MXFP8"), mxfp8),
+    "bitsandbytes, nf4": (NF4, nf4()),
+    "bitsandbytes, nf4, scales too": ({**NF4, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
+    "bitsandbytes, int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
+    "modelopt, nvfp4": (_modelopt("NVFP4"), nvfp4("weight", "weight_scale_2")),
 }

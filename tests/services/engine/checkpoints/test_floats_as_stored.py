@@ -1,4 +1,5 @@
-"""FP8 weights that run as they are stored give the bits of the same weights widened to bfloat16."""
+"""FP8, MXFP8, NVFP4, MXFP4 and NF4 weights that run as they are stored give the bits of the same weights widened to
+bfloat16."""
 
 from __future__ import annotations
 
@@ -26,8 +27,24 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["fp8, blocks", "fp8, by output", "fp8, one scale", "compressed, fp8 blocks"])
-def test_bits_are_those_of_the_widened_weights(name: str, dtype: str, plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "coding"),
+    [
+        ("fp8, blocks", Coding.E4M3),
+        ("fp8, by output", Coding.E4M3),
+        ("fp8, one scale", Coding.E4M3),
+        ("compressed, fp8 blocks", Coding.E4M3),
+        ("compressed, nvfp4", Coding.BOOK),
+        ("compressed, mxfp4", Coding.BOOK),
+        ("modelopt, fp8 blocks", Coding.E4M3),
+        ("modelopt, mxfp8", Coding.E4M3),
+        ("bitsandbytes, nf4", Coding.BOOK),
+        ("modelopt, nvfp4", Coding.BOOK),
+    ],
+)
+def test_bits_are_those_of_the_widened_weights(
+    name: str, coding: Coding, dtype: str, plain: Path, tmp_path: Path
+) -> None:
     folder, _ = quantize_folder(plain, tmp_path, *WRITERS[name])
     found = []
     for weights in ("auto", "dtype"):
@@ -36,6 +53,6 @@ def test_bits_are_those_of_the_widened_weights(name: str, dtype: str, plain: Pat
         for layer in engine.decoder._packed.layers:
             for matrix in (layer.qkv, layer.output, layer.up, layer.down):
                 assert matrix
-                assert (matrix.groups.coding if matrix.groups else None) == (Coding.E4M3 if weights == "auto" else None)
+                assert (matrix.groups.coding if matrix.groups else None) == (coding if weights == "auto" else None)
         found.append((outcome_in_any_batch(engine, 201, (1, 5, 40, 90)), engine.figures.numerics))
     assert found[0] == found[1]
