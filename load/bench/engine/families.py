@@ -74,6 +74,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral 8x7B": ("mixtral", {"num_hidden_layers": 1}),  # of 2.9 GB
     "GPT-OSS 20B": ("gpt_oss", {"num_hidden_layers": 2, "num_experts": 32}),  # of 1.6 GB each; one has a window
     "OLMo 2 1B": ("olmo2", _WIDE),
+    "OLMo 3 7B": (
+        "olmo3",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 65_536,
+        },
+    ),
+    "EXAONE 4.0 1.2B": (
+        "exaone4",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * LAYERS,
+        },
+    ),
+    "Seed-OSS 36B": ("seed_oss", {"num_hidden_layers": 2, "hidden_size": 5120}),  # of 1.1 GB each
     "Phi-4-mini": (
         "phi3",
         {
@@ -81,6 +103,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
         },
+    ),
+    "Gemma 2B": (
+        "gemma",
+        {"hidden_size": 2048, "intermediate_size": 16_384, "num_attention_heads": 8, "num_key_value_heads": 1},
     ),
     "Gemma 2 2B": ("gemma2", {}),
     "Gemma 3 270M": (  # whole: fewer layers would stay in a cache

@@ -1,4 +1,4 @@
-"""Llama, and the families with the same layers: Mistral, Qwen2, Qwen3."""
+"""Llama, and the families with the same layers: Mistral, Qwen2, Qwen3, Seed-OSS."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from services.engine.families.spec import DecoderSpec
+from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
+
+ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}  # by transformers' names
 
 
 class Llama(DecoderWeights):
@@ -19,19 +21,21 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for rotary embeddings that are partial or depend on the length, another activation than SiLU, and biases
-        in the MLP."""
+        """None for rotary embeddings that are partial or depend on the length, an activation that is not one of
+        ACTIVATIONS, and biases in the MLP."""
         rope = config.rope_parameters
         partial, by_length = "partial_rotary_factor" in rope, rope["rope_type"] == "longrope"
         return None if partial or by_length else Llama.read_rotary_spec(config)
 
     @staticmethod
-    def read_rotary_spec(config: Any) -> DecoderSpec | None:
-        """The same with any rotary embeddings but `dynamic` ones. The family is Llama."""
-        rope = config.rope_parameters["rope_type"]
-        if config.hidden_act != "silu" or rope == "dynamic" or getattr(config, "mlp_bias", False):
+    def read_rotary_spec(config: Any, layer_type: str | None = None) -> DecoderSpec | None:
+        """The same with any rotary embeddings but `dynamic` ones; `layer_type`: with those of these layers. The family
+        is Llama."""
+        rope = (config.rope_parameters[layer_type] if layer_type else config.rope_parameters)["rope_type"]
+        activation = ACTIVATIONS.get(config.hidden_act)
+        if activation is None or rope == "dynamic" or getattr(config, "mlp_bias", False):
             return None
-        frequencies, scale = rotary_frequencies(config)
+        frequencies, scale = rotary_frequencies(config, layer_type)
         return DecoderSpec(
             family="llama",
             layers=config.num_hidden_layers,
@@ -44,6 +48,7 @@ class Llama(DecoderWeights):
             epsilon=config.rms_norm_eps,
             frequencies=frequencies,
             rotary_scale=scale,
+            activation=activation,
             windows=windows_of(config),
         )
 

@@ -64,6 +64,7 @@ class DecoderSpec:
     activation: Activation = Activation.SILU
     windows: tuple[int, ...] = ()
     local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
+    local_rotary_scale: float = 1.0  # with `local_frequencies`
     soft_cap: float = 0.0  # of attention scores
     logits_soft_cap: float = 0.0
     pre_norms: bool = True

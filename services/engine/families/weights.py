@@ -220,7 +220,8 @@ def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[t
     them; `local`: of the layers with a window, if those have others. Columns without a frequency turn nothing."""
     assert not spec.long_frequencies, "see DecoderSpec.for_length"
     frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
+    scale = spec.local_rotary_scale if local else spec.rotary_scale
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     still = (0, spec.head_dim // 2 - len(frequencies))
-    cosines, sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    cosines, sines = angles.cos() * scale, angles.sin() * scale
     return pad(cosines, still, value=1.0), pad(sines, still)

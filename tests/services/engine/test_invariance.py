@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 64, "sliding_window": 40, **LONG},
     "phi3": LONG,
     "olmo2": {**ODD, **LONG},
+    "olmo3": {**ODD, **LONG, "sliding_window": 40},
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -49,6 +50,7 @@ VARIANTS = [
     ("mistral", replace(SETTINGS, dtype="bfloat16")),
     ("phi3", SETTINGS),
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
+    ("olmo3", SETTINGS),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

@@ -102,6 +102,11 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     ),
     "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
+    "norms behind, three heads with windows": (
+        "exaone4",
+        {**THREE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        (2, 2),
+    ),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
 

@@ -41,6 +41,15 @@ LLAMA = {
     "model.layers.0.self_attn.q_norm": ("head",),
     "model.layers.0.self_attn.k_norm": ("head",),
 }
+OLMO2 = {
+    **ENDS,
+    **ATTENTION,
+    **MLP,
+    "model.layers.0.self_attn.q_norm": ("queries",),
+    "model.layers.0.self_attn.k_norm": ("keys",),
+    "model.layers.0.post_attention_layernorm": ("hidden",),
+    "model.layers.0.post_feedforward_layernorm": ("hidden",),
+}
 TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "llama": LLAMA,
     "granite": LLAMA,
@@ -56,14 +65,12 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.shared_mlp.input_linear": ("both halves", "hidden"),
         "model.layers.0.shared_mlp.output_linear": ("hidden", "inner"),
     },
-    "olmo2": {
-        **ENDS,
-        **ATTENTION,
-        **MLP,
-        "model.layers.0.self_attn.q_norm": ("queries",),
-        "model.layers.0.self_attn.k_norm": ("keys",),
-        "model.layers.0.post_attention_layernorm": ("hidden",),
-        "model.layers.0.post_feedforward_layernorm": ("hidden",),
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "exaone4": {
+        **OLMO2,
+        "model.layers.0.self_attn.q_norm": ("head",),
+        "model.layers.0.self_attn.k_norm": ("head",),
     },
     "phi3": {
         **ENDS,
@@ -73,6 +80,7 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
         "model.layers.0.mlp.down_proj": ("hidden", "inner"),
     },
+    "gemma": LLAMA,
     "gemma3_text": {
         **LLAMA,
         "model.layers.0.pre_feedforward_layernorm": ("hidden",),
