@@ -51,6 +51,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": _GROUPED,
     "mistral": {**_GROUPED, "sliding_window": None},
     "seed_oss": {**_GROUPED, "attention_out_bias": True},
+    "ernie4_5": {**_GROUPED, "tie_word_embeddings": False},
+    "helium": _GROUPED,
+    "glm": _GROUPED,
+    "glm4": {**_GROUPED, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25}},
     "granite": {**_GROUPED, **_FACTORS},
     "granitemoehybrid": {
         **_GROUPED,

@@ -47,6 +47,9 @@ _GEMMA3 = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3.2 1B": ("llama", {**_WIDE, "num_attention_heads": 32, "num_key_value_heads": 8}),
     "SmolLM3 3B": ("smollm3", {}),
+    "ERNIE 4.5 0.3B": ("ernie4_5", {"num_hidden_layers": 18}),
+    "Helium 1 2B": ("helium", {}),
+    "GLM-4 9B": ("glm4", {"num_hidden_layers": 2}),
     "Granite 3.2 2B": (
         "granite",
         {

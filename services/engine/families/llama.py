@@ -68,7 +68,8 @@ class Llama(DecoderWeights):
 
     def _qkv(self, layer: str) -> Linear:
         queries, keys = self._head_rows(self._spec.group), self._head_rows()
-        return self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
+        product = self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
+        return self._paired(product, queries[1] - queries[0] + keys[1] - keys[0])
 
     def _up(self, layer: str) -> Linear | None:
         inner = self._shard.of(self._spec.intermediate)

@@ -14,9 +14,11 @@ from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.exaone4 import Exaone4
 from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
+from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
+from services.engine.families.interleaved import Interleaved
 from services.engine.families.llama import Llama
 from services.engine.families.olmo2 import Olmo2
 from services.engine.families.olmo3 import Olmo3
@@ -35,6 +37,10 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "qwen2": Llama,
     "qwen3": Llama,
     "seed_oss": Llama,
+    "ernie4_5": Interleaved,
+    "helium": Interleaved,
+    "glm": Glm,
+    "glm4": Glm4,
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "olmo2": Olmo2,

@@ -39,6 +39,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "another activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "as many KV heads as heads": ("llama", {"num_key_value_heads": 4}),
     "heads wider than the model": ("qwen3", {"head_dim": 32}),
+    "interleaved rotary embeddings over the whole head": (
+        "glm",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    ),
     "windows in all layers": ("mistral", {"sliding_window": 8}),
     "windows in some layers": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "windows and layers without rotary embeddings": (
@@ -119,6 +123,7 @@ def test_longrope_is_chosen_by_the_longest_request(
         ("gpt_oss", {"swiglu_limit": 0.0}),
         ("olmo3", {"sliding_window": 256}),
         ("gemma", {"use_bidirectional_attention": True}),
+        ("ernie4_5", {"use_bias": True}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

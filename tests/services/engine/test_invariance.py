@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": LONG,
     "olmo2": {**ODD, **LONG},
     "olmo3": {**ODD, **LONG, "sliding_window": 40},
+    "glm4": {**ODD, **LONG},
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -51,6 +52,7 @@ VARIANTS = [
     ("phi3", SETTINGS),
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
     ("olmo3", SETTINGS),
+    ("glm4", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

@@ -95,6 +95,7 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
     "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
+    "fused products, partial interleaved embeddings, four norms": ("glm4", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three heads without rotary embeddings": (
         "smollm3",
         {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},

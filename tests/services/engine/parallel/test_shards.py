@@ -50,8 +50,22 @@ OLMO2 = {
     "model.layers.0.post_attention_layernorm": ("hidden",),
     "model.layers.0.post_feedforward_layernorm": ("hidden",),
 }
+GLM = {
+    **ENDS,
+    **NORMS,
+    **ATTENTION,
+    "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
+    "model.layers.0.mlp.down_proj": ("hidden", "inner"),
+}
 TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "llama": LLAMA,
+    "ernie4_5": LLAMA,
+    "glm": GLM,
+    "glm4": {
+        **GLM,
+        "model.layers.0.post_self_attn_layernorm": ("hidden",),
+        "model.layers.0.post_mlp_layernorm": ("hidden",),
+    },
     "granite": LLAMA,
     "smollm3": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
