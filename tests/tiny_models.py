@@ -55,6 +55,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "helium": _GROUPED,
     "glm": _GROUPED,
     "glm4": {**_GROUPED, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25}},
+    "arcee": _GROUPED,
+    "hunyuan_v1_dense": {
+        **_GROUPED,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 1e4},
+    },
     "granite": {**_GROUPED, **_FACTORS},
     "granitemoehybrid": {
         **_GROUPED,

@@ -50,6 +50,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ERNIE 4.5 0.3B": ("ernie4_5", {"num_hidden_layers": 18}),
     "Helium 1 2B": ("helium", {}),
     "GLM-4 9B": ("glm4", {"num_hidden_layers": 2}),
+    "Arcee AFM 4.5B": (
+        "arcee",
+        {"num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128},
+    ),
+    "Hunyuan 1.8B": (
+        "hunyuan_v1_dense",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 10_000.0},
+        },
+    ),
     "Granite 3.2 2B": (
         "granite",
         {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
 
-ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}  # by transformers' names
+# by transformers' names
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU,
+    "relu2": Activation.RELU_SQUARED,
+}
 
 
 class Llama(DecoderWeights):
@@ -18,6 +23,7 @@ class Llama(DecoderWeights):
 
     embedding_name = "model.embed_tokens.weight"
     last_norm_name = "model.norm"
+    head_norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")  # of queries and keys
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
@@ -58,8 +64,8 @@ class Llama(DecoderWeights):
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
             qkv=self._qkv(layer),
-            query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
-            key_norm=self._head_norm(f"{layer}.self_attn.k_norm"),
+            query_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[0]}"),
+            key_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[1]}"),
             output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
             mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
             up=self._up(layer),

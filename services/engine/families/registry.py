@@ -11,6 +11,7 @@ from typing import Any
 
 from services import wire
 from services.engine.checkpoints.tensors import open_folder
+from services.engine.families.arcee import Arcee
 from services.engine.families.exaone4 import Exaone4
 from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
@@ -18,6 +19,7 @@ from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
+from services.engine.families.hunyuan import Hunyuan
 from services.engine.families.interleaved import Interleaved
 from services.engine.families.llama import Llama
 from services.engine.families.olmo2 import Olmo2
@@ -41,6 +43,8 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "helium": Interleaved,
     "glm": Glm,
     "glm4": Glm4,
+    "arcee": Arcee,
+    "hunyuan_v1_dense": Hunyuan,
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "olmo2": Olmo2,

@@ -11,6 +11,7 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU = 1  # in its tanh form
+    RELU_SQUARED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class DecoderSpec:
     pre_norms: bool = True
     post_norms: bool = False
     norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
+    norms_after_rotary: bool = False  # norms of queries and keys come after rotary embeddings, not before
     embedding_scale: float = 1.0  # a factor of the tokens' embeddings
     rounds_embedding_scale: bool = False  # to the dtype that is served, as transformers' Gemma does
     attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
@@ -104,7 +106,7 @@ class DecoderSpec:
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
         plain = Activation.SILU if self.gated else Activation.GELU
-        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
+        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
         caps = self.soft_cap or self.logits_soft_cap
         others = self.windows or caps or self.experts or self.sinks or self.swiglu_limit
         return self.activation == plain and norms and not others

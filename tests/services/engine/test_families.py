@@ -43,6 +43,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
     ),
+    "rotary embeddings that are not scaled, norms after them": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
     "windows in all layers": ("mistral", {"sliding_window": 8}),
     "windows in some layers": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "windows and layers without rotary embeddings": (
@@ -124,6 +128,11 @@ def test_longrope_is_chosen_by_the_longest_request(
         ("olmo3", {"sliding_window": 256}),
         ("gemma", {"use_bidirectional_attention": True}),
         ("ernie4_5", {"use_bias": True}),
+        ("arcee", {"mlp_bias": True}),
+        (
+            "hunyuan_v1_dense",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        ),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

@@ -28,6 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2": {**ODD, **LONG},
     "olmo3": {**ODD, **LONG, "sliding_window": 40},
     "glm4": {**ODD, **LONG},
+    "arcee": {**ODD, **LONG},
+    "hunyuan_v1_dense": {**ODD, **LONG},
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -53,6 +55,8 @@ VARIANTS = [
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
     ("olmo3", SETTINGS),
     ("glm4", replace(SETTINGS, dtype="bfloat16")),
+    ("arcee", replace(SETTINGS, dtype="bfloat16")),
+    ("hunyuan_v1_dense", SETTINGS),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

@@ -47,6 +47,7 @@ class CpuDecoder(RankDecoder):
             intermediate=part.intermediate,
             layer_norm=part.layer_norm,
             norms_all_heads=part.norms_all_heads,
+            norms_after_rotary=part.norms_after_rotary,
             gated=part.gated,
             threads=packed.threads,
             activation=part.activation,

@@ -66,6 +66,15 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.post_self_attn_layernorm": ("hidden",),
         "model.layers.0.post_mlp_layernorm": ("hidden",),
     },
+    "arcee": {name: sizes for name, sizes in LLAMA.items() if "gate_proj" not in name},
+    "hunyuan_v1_dense": {
+        **ENDS,
+        **NORMS,
+        **ATTENTION,
+        **MLP,
+        "model.layers.0.self_attn.query_layernorm": ("head",),
+        "model.layers.0.self_attn.key_layernorm": ("head",),
+    },
     "granite": LLAMA,
     "smollm3": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
@@ -198,7 +207,7 @@ def written_numbers(folder: Path) -> list[float]:
 
 
 def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeights], parts: list[DecoderSpec]) -> None:
-    inner = [[part.intermediate] * (1 if spec.family == "gpt2" else 2) for part in parts]
+    inner = [[part.intermediate] * (1 if spec.family in ("gpt2", "arcee") else 2) for part in parts]
     attention = [[n * spec.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)] for part in parts]
     for name, sizes in (("qkv", attention), ("up", inner)):
         products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)

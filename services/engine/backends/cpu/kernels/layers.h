@@ -116,7 +116,10 @@ struct Activated {
         }
     }
 
-    Vector of(Vector x) const { return model.activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
+    Vector of(Vector x) const {
+        if (model.activation == Activation::SILU) return Input::silu(x);
+        return model.activation == Activation::GELU ? Input::gelu(x) : relu_squared(x);
+    }
 
     void expect(int panel, int row, int) const {
         const int columns = model.gated ? LANES : WIDTH;
@@ -256,13 +259,15 @@ private:
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
         float *row = qkv() + size_t(token) * width(), *key = row + heads.queries * dim, *value = key + heads.keys * dim;
-        if (layer.query_norm) {
+        const auto norm_all = [&] {
             norm_heads(row, heads.queries, layer.query_norm);
             norm_heads(key, heads.keys, layer.key_norm);
-        }
+        };
+        if (layer.query_norm && !model.norms_after_rotary) norm_all();
         if (layer.cosines)
             for (float* x = row; x < value; x += dim)
                 rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
+        if (layer.query_norm && model.norms_after_rotary) norm_all();
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
             write_position(cache, request, head, position, key, value);
     }
