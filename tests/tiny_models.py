@@ -27,6 +27,7 @@ _ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_COHERE = {**_GROUPED, "logit_scale": 0.6, "tie_word_embeddings": False}
 _ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _YARN = {
     "rope_type": "yarn",
@@ -60,6 +61,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_GROUPED,
         "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 1e4},
     },
+    "cohere": _COHERE,
+    "cohere2": {**_COHERE, **_WINDOWS},
     "granite": {**_GROUPED, **_FACTORS},
     "granitemoehybrid": {
         **_GROUPED,

@@ -65,6 +65,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 10_000.0},
         },
     ),
+    "Command R7B": (
+        "cohere2",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 8192,
+        },
+    ),
     "Granite 3.2 2B": (
         "granite",
         {

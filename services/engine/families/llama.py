@@ -51,7 +51,7 @@ class Llama(DecoderWeights):
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             intermediate=config.intermediate_size,
             vocab=config.vocab_size,
-            epsilon=config.rms_norm_eps,
+            epsilon=config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps,
             frequencies=frequencies,
             rotary_scale=scale,
             activation=activation,
@@ -67,7 +67,7 @@ class Llama(DecoderWeights):
             query_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[0]}"),
             key_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[1]}"),
             output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
-            mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
+            mlp_norm=None if self._spec.parallel else self._norm(f"{layer}.post_attention_layernorm"),
             up=self._up(layer),
             down=self._down(layer),
         )

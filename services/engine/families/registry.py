@@ -12,6 +12,7 @@ from typing import Any
 from services import wire
 from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.arcee import Arcee
+from services.engine.families.cohere import Cohere, Cohere2
 from services.engine.families.exaone4 import Exaone4
 from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
@@ -45,6 +46,8 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "glm4": Glm4,
     "arcee": Arcee,
     "hunyuan_v1_dense": Hunyuan,
+    "cohere": Cohere,
+    "cohere2": Cohere2,
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "olmo2": Olmo2,

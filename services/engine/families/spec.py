@@ -31,6 +31,7 @@ class ExpertsSpec:
 class DecoderSpec:
     """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
     `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
+    `parallel`: x += attention(norm(x)) + mlp(norm(x)), with the same norm.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
     down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings, one
@@ -70,6 +71,7 @@ class DecoderSpec:
     logits_soft_cap: float = 0.0
     pre_norms: bool = True
     post_norms: bool = False
+    parallel: bool = False
     norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
     norms_after_rotary: bool = False  # norms of queries and keys come after rotary embeddings, not before
     embedding_scale: float = 1.0  # a factor of the tokens' embeddings
@@ -108,7 +110,7 @@ class DecoderSpec:
         plain = Activation.SILU if self.gated else Activation.GELU
         norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
         caps = self.soft_cap or self.logits_soft_cap
-        others = self.windows or caps or self.experts or self.sinks or self.swiglu_limit
+        others = self.parallel or self.windows or caps or self.experts or self.sinks or self.swiglu_limit
         return self.activation == plain and norms and not others
 
     @property

@@ -47,6 +47,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "hunyuan_v1_dense",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ),
+    "rotary embeddings in no layer": ("cohere2", {"layer_types": ["full_attention"] * 2}),
+    "biases beside an MLP": ("cohere", {"attention_bias": True}),
     "windows in all layers": ("mistral", {"sliding_window": 8}),
     "windows in some layers": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "windows and layers without rotary embeddings": (
@@ -133,6 +135,7 @@ def test_longrope_is_chosen_by_the_longest_request(
             "hunyuan_v1_dense",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         ),
+        ("cohere", {"use_qk_norm": True}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4": {**ODD, **LONG},
     "arcee": {**ODD, **LONG},
     "hunyuan_v1_dense": {**ODD, **LONG},
+    "cohere2": {**ODD, "hidden_size": 240, "sliding_window": 40, **LONG},
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -57,6 +58,8 @@ VARIANTS = [
     ("glm4", replace(SETTINGS, dtype="bfloat16")),
     ("arcee", replace(SETTINGS, dtype="bfloat16")),
     ("hunyuan_v1_dense", SETTINGS),
+    ("cohere2", SETTINGS),
+    ("cohere2", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

@@ -84,6 +84,7 @@ class Model(Structure):
         ("layer_norm", c_int32),
         ("norms_all_heads", c_int32),
         ("norms_after_rotary", c_int32),
+        ("parallel", c_int32),
         ("gated", c_int32),
         ("cache_kind", c_int32),
         ("threads", c_int32),

@@ -103,6 +103,11 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     ),
     "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
     "MLPs without gates": ("arcee", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "attention beside the MLP": (
+        "cohere2",
+        {**THREE, "intermediate_size": 129, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
+        (2, 2),
+    ),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "norms behind, three heads with windows": (
         "exaone4",

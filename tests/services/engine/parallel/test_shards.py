@@ -57,6 +57,7 @@ GLM = {
     "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
     "model.layers.0.mlp.down_proj": ("hidden", "inner"),
 }
+COHERE = {**ENDS, **ATTENTION, **MLP, "model.layers.0.input_layernorm": ("hidden",)}
 TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "llama": LLAMA,
     "ernie4_5": LLAMA,
@@ -75,6 +76,8 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.self_attn.query_layernorm": ("head",),
         "model.layers.0.self_attn.key_layernorm": ("head",),
     },
+    "cohere": COHERE,
+    "cohere2": COHERE,
     "granite": LLAMA,
     "smollm3": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
@@ -144,6 +147,7 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
         intermediate=draw(st.integers(kv_heads, 20)),
         vocab=draw(st.integers(kv_heads, 20)),
         epsilon=1e-5,
+        parallel=family.startswith("cohere"),
     )
 
 

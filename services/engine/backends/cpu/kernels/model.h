@@ -48,7 +48,7 @@ struct Buffers {
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, norms_after_rotary, gated;
+    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, norms_after_rotary, parallel, gated;
     CacheKind cache_kind;
     int32_t threads;
     Activation activation;
