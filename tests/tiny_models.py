@@ -78,6 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {**_GROUPED, **_WINDOWS},
     "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "qwen2_moe": {**_ROUTED, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 150},
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,

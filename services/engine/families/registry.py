@@ -14,7 +14,7 @@ from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.arcee import Arcee
 from services.engine.families.cohere import Cohere, Cohere2
 from services.engine.families.exaone4 import Exaone4
-from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
+from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
 from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
@@ -55,6 +55,7 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "exaone4": Exaone4,
     "phi3": Phi3,
     "smollm3": SmolLm3,
+    "qwen2_moe": Qwen2Moe,
     "qwen3_moe": Qwen3Moe,
     "olmoe": Olmoe,
     "mixtral": Mixtral,

@@ -25,6 +25,8 @@ class ExpertsSpec:
     intermediate: int  # of each
     normalised: bool
     layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
+    shared: int = 0  # the intermediate size of an MLP that all tokens go through as well; 0: there is none
+    shared_gate: bool = False  # its output has a share: the sigmoid of one more logit of the router
 
 
 @dataclass(frozen=True, slots=True)

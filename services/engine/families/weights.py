@@ -35,7 +35,7 @@ class Linear:
 class ExpertsWeights:
     """The weights of a layer's experts. `each` reads them one after another: `up` and `down` as of LayerWeights."""
 
-    router: Linear
+    router: Linear  # the last output is that of `shared_gate`, if there is one
     each: Iterator[tuple[Linear, Linear]]
 
 
@@ -49,7 +49,7 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: Linear | None
-    up: Linear | None  # gated: gate and up projection, one after the other; None in a layer of experts
+    up: Linear | None  # gated: gate and up projection, one after the other; in a layer of experts, of the shared MLP
     down: Linear | None
     attention_post_norm: Linear | None = None  # of what attention computes, before that is added
     mlp_post_norm: Linear | None = None

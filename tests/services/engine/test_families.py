@@ -66,6 +66,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows and fused products": ("phi3", {"sliding_window": 5}),
     "a window longer than requests": ("phi3", {"sliding_window": 300}),
     "a bias in attention, factors": ("granite", {"attention_bias": True}),
+    "a shared expert, and a layer with an MLP": ("qwen2_moe", {"mlp_only_layers": [0], "qkv_bias": False}),
     "layers with an MLP beside layers of experts": ("qwen3_moe", {"mlp_only_layers": [0]}),
     "experts without a bias in attention": ("gpt_oss", {"attention_bias": False}),
     "experts beyond the limit of their gates": ("gpt_oss", {"swiglu_limit": 0.2, "swiglu_alpha": 0.7}),

@@ -31,6 +31,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "arcee": {**ODD, **LONG},
     "hunyuan_v1_dense": {**ODD, **LONG},
     "cohere2": {**ODD, "hidden_size": 240, "sliding_window": 40, **LONG},
+    "qwen2_moe": {
+        **ODD,
+        **LONG,
+        "moe_intermediate_size": 52,
+        "shared_expert_intermediate_size": 150,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+    },
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -60,6 +68,8 @@ VARIANTS = [
     ("hunyuan_v1_dense", SETTINGS),
     ("cohere2", SETTINGS),
     ("cohere2", replace(SETTINGS, dtype="bfloat16")),
+    ("qwen2_moe", SETTINGS),
+    ("qwen2_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

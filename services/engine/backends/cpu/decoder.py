@@ -44,7 +44,7 @@ class CpuDecoder(RankDecoder):
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
-            intermediate=part.intermediate,
+            intermediate=max(part.intermediate, part.experts.shared if part.experts else 0),
             layer_norm=part.layer_norm,
             norms_all_heads=part.norms_all_heads,
             norms_after_rotary=part.norms_after_rotary,

@@ -108,6 +108,11 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
         {**THREE, "intermediate_size": 129, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
         (2, 2),
     ),
+    "a shared expert": (
+        "qwen2_moe",
+        {**THREE, "moe_intermediate_size": 41, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
+        (2, 2),
+    ),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "norms behind, three heads with windows": (
         "exaone4",

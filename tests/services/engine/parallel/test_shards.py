@@ -80,6 +80,7 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "cohere2": COHERE,
     "granite": LLAMA,
     "smollm3": LLAMA,
+    "qwen2_moe": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
     "olmoe": LLAMA,
     "mixtral": LLAMA,

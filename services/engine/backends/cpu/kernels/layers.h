@@ -190,6 +190,14 @@ struct SliceRun {
         done(VOCABULARY);
     }
 
+    // The input of an MLP's second product, from the rows of `narrow`.
+    Input activated(const Layer& layer) {
+        const Input inner = wide(layer.down.inputs);
+        const Activated<Input> to{model, layer.up, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, to, [&](auto... at) { to.expect(at...); });
+        return inner;
+    }
+
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
     void done(Phase phase) {
@@ -247,12 +255,7 @@ private:
         multiply_mlp(layer);
     }
 
-    void multiply_mlp(const Layer& layer) {
-        const Input inner = wide(layer.down.inputs);
-        const Activated<Input> activated{model, layer.up, layer.down.inputs, inner};
-        narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
-        add(layer.down, inner, layer.mlp_post_norm, MLP);
-    }
+    void multiply_mlp(const Layer& layer) { add(layer.down, activated(layer), layer.mlp_post_norm, MLP); }
 
     template <class Number>
     LayerCache<Number> cache(const Layer& layer) const {
