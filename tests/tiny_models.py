@@ -15,11 +15,11 @@ MERGED = "the quick brown fox and the lazy dog; what is the capital of france? h
 
 _WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 # Tied to the embedding, whose scale is large, the output would repeat the input's token.
 _GEMMA = {
     **_GROUPED,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 8,
+    **_WINDOWS,
     "query_pre_attn_scalar": 24,
     "tie_word_embeddings": False,
 }
@@ -27,6 +27,7 @@ _ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_COHERE = {**_GROUPED, "logit_scale": 0.6, "tie_word_embeddings": False}
 _ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _YARN = {
     "rope_type": "yarn",
@@ -37,6 +38,7 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 64,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -49,6 +51,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_GROUPED, "use_sliding_window": False},
     "qwen3": _GROUPED,
     "mistral": {**_GROUPED, "sliding_window": None},
+    "seed_oss": {**_GROUPED, "attention_out_bias": True},
+    "ernie4_5": {**_GROUPED, "tie_word_embeddings": False},
+    "helium": _GROUPED,
+    "glm": _GROUPED,
+    "glm4": {**_GROUPED, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25}},
+    "arcee": _GROUPED,
+    "hunyuan_v1_dense": {
+        **_GROUPED,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 1e4},
+    },
+    "cohere": _COHERE,
+    "cohere2": {**_COHERE, **_WINDOWS},
     "granite": {**_GROUPED, **_FACTORS},
     "granitemoehybrid": {
         **_GROUPED,
@@ -60,8 +74,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
     },
     "olmo2": _GROUPED,
+    "olmo3": {**_GROUPED, **_WINDOWS, "rope_parameters": {"full_attention": _YARN, "sliding_attention": _ROPE}},
+    "exaone4": {**_GROUPED, **_WINDOWS},
     "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "qwen2_moe": {**_ROUTED, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 150},
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
@@ -71,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},
-    "gemma": _GROUPED,
+    "gemma": {**_GROUPED, "tie_word_embeddings": False},  # see _GEMMA
     "stablelm": _GROUPED,
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 256},
     "falcon": _WIDE,

@@ -47,6 +47,36 @@ _GEMMA3 = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3.2 1B": ("llama", {**_WIDE, "num_attention_heads": 32, "num_key_value_heads": 8}),
     "SmolLM3 3B": ("smollm3", {}),
+    "ERNIE 4.5 0.3B": ("ernie4_5", {"num_hidden_layers": 18}),
+    "Helium 1 2B": ("helium", {}),
+    "GLM-4 9B": ("glm4", {"num_hidden_layers": 2}),
+    "Arcee AFM 4.5B": (
+        "arcee",
+        {"num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128},
+    ),
+    "Hunyuan 1.8B": (
+        "hunyuan_v1_dense",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 10_000.0},
+        },
+    ),
+    "Command R7B": (
+        "cohere2",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 8192,
+        },
+    ),
     "Granite 3.2 2B": (
         "granite",
         {
@@ -60,6 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "OLMoE 1B-7B": ("olmoe", {"intermediate_size": 1024}),
+    "Qwen1.5 MoE A2.7B": ("qwen2_moe", {"num_hidden_layers": 2}),  # of 1.1 GB each
     "Qwen3 30B-A3B": (
         "qwen3_moe",
         {
@@ -74,6 +105,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral 8x7B": ("mixtral", {"num_hidden_layers": 1}),  # of 2.9 GB
     "GPT-OSS 20B": ("gpt_oss", {"num_hidden_layers": 2, "num_experts": 32}),  # of 1.6 GB each; one has a window
     "OLMo 2 1B": ("olmo2", _WIDE),
+    "OLMo 3 7B": (
+        "olmo3",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 65_536,
+        },
+    ),
+    "EXAONE 4.0 1.2B": (
+        "exaone4",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * LAYERS,
+        },
+    ),
+    "Seed-OSS 36B": ("seed_oss", {"num_hidden_layers": 2, "hidden_size": 5120}),  # of 1.1 GB each
     "Phi-4-mini": (
         "phi3",
         {
@@ -81,6 +134,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
         },
+    ),
+    "Gemma 2B": (
+        "gemma",
+        {"hidden_size": 2048, "intermediate_size": 16_384, "num_attention_heads": 8, "num_key_value_heads": 1},
     ),
     "Gemma 2 2B": ("gemma2", {}),
     "Gemma 3 270M": (  # whole: fewer layers would stay in a cache

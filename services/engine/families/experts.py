@@ -1,5 +1,5 @@
-"""Families with Llama's attention and experts instead of an MLP: Qwen3-MoE, OLMoE, Mixtral. GPT-OSS has a file of its
-own."""
+"""Families with Llama's attention and experts instead of an MLP: Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral. GPT-OSS has a
+file of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+
 from services.engine.families.llama import Llama
 from services.engine.families.spec import DecoderSpec, ExpertsSpec
 from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
+from services.engine.parallel.layout import RowRange
 
 
 class Experts(Llama):
@@ -18,6 +21,7 @@ class Experts(Llama):
     a tensor for each expert, and so have converted GGUF files. Both are read, an expert at a time."""
 
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
+    shared: ClassVar[str] = "shared_expert"  # the MLP that all tokens go through
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     @staticmethod
@@ -31,10 +35,22 @@ class Experts(Llama):
         return replace(super().layer(index), experts=experts)
 
     def _up(self, layer: str) -> Linear | None:
-        return None if self._routes(layer) else super()._up(layer)
+        if not self._routes(layer):
+            return super()._up(layer)
+        shared = self._shared
+        names = [f"{layer}.mlp.{self.shared}.{name}_proj" for name in ("gate", "up")]
+        return self._stacked(names, [shared, shared]) if shared else None
 
     def _down(self, layer: str) -> Linear | None:
-        return None if self._routes(layer) else super()._down(layer)
+        if not self._routes(layer):
+            return super()._down(layer)
+        return self._partial(f"{layer}.mlp.{self.shared}.down_proj", self._shared) if self._shared else None
+
+    @property
+    def _shared(self) -> RowRange | None:
+        """This shard's part of the inner numbers of the shared MLP."""
+        spec = self._spec.experts
+        return self._shard.of(spec.shared) if spec and spec.shared else None
 
     def _routes(self, layer: str) -> bool:
         return self._spec.has_experts(int(layer.rpartition(".")[2]))
@@ -43,7 +59,10 @@ class Experts(Llama):
         own = f"{layer}.{self.block}"
         if f"{own}.gate.weight" not in self._tensors:
             own = f"{layer}.mlp"
-        router = Linear(self._read(f"{own}.gate.weight"))
+        rows = [self._read(f"{own}.gate.weight")]
+        if self._spec.experts and self._spec.experts.shared_gate:
+            rows.append(self._read(f"{own}.{self.shared}_gate.weight"))
+        router = Linear(torch.cat(rows))
         name = f"{own}.experts"
         for parts in (self.gate_up_down, Experts.gate_up_down):
             if all(f"{name}.0.{part}.weight" in self._tensors for part in parts):
@@ -67,6 +86,19 @@ class Experts(Llama):
             up = self._read(f"{name}.gate_up_proj", rows)[0].view(2, spec.intermediate, -1)[:, begin:end]
             down = self._read(f"{name}.down_proj", rows)[0, :, begin:end]
             yield Linear(up.reshape(2 * (end - begin), -1)), Linear(down)
+
+
+class Qwen2Moe(Experts):
+    """Some layers may have an MLP. Experts have another beside them, with a share."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = Qwen3Moe.read_spec(config)
+        if spec is None or spec.experts is None:
+            return None
+        experts = replace(spec.experts, shared=config.shared_expert_intermediate_size, shared_gate=True)
+        return replace(spec, experts=experts)
 
 
 class Qwen3Moe(Experts):

@@ -1,4 +1,4 @@
-"""Gemma 2, and the text model of Gemma 3."""
+"""Gemma 1 and 2, and the text model of Gemma 3."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.weights import LayerWeights
 
 
-class Gemma(Llama):
-    """Llama's layers with norms before and after attention and MLP, and windows in some layers. Norms multiply by one
-    plus their weight. Gemma 2 has soft caps; Gemma 3 has head norms, and other rotary embeddings in layers with a
-    window."""
+class Gemma1(Llama):
+    """Llama's layers. Embeddings are scaled, and norms multiply by one plus their weight."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama; also None for attention to later tokens."""
+        spec = None if config.use_bidirectional_attention else Llama.read_spec(config)
+        scale = config.hidden_size**0.5
+        return spec and replace(spec, family="gemma", embedding_scale=scale, rounds_embedding_scale=True)
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        return super()._norm_weight(name).to(torch.float32) + 1.0
+
+
+class Gemma(Gemma1):
+    """Gemma 1's layers with norms before and after attention and MLP, and windows in some layers. Gemma 2 has soft
+    caps; Gemma 3 has head norms, and other rotary embeddings in layers with a window."""
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
@@ -30,8 +43,8 @@ class Gemma(Llama):
         rotary = [rotary_frequencies(config, kind) for kind in types]
         (frequencies, scale), (local, local_scale) = rotary[0], rotary[-1]
         windows = windows_of(config)
-        other = local != frequencies and "sliding_attention" in config.layer_types
-        if scale != local_scale or (other and not windows):
+        other = rotary[0] != rotary[-1] and "sliding_attention" in config.layer_types
+        if other and not windows:
             return None
         return DecoderSpec(
             family=config.model_type,
@@ -48,6 +61,7 @@ class Gemma(Llama):
             activation=Activation.GELU,
             windows=windows,
             local_frequencies=local if other else (),
+            local_rotary_scale=local_scale if other else 1.0,
             # transformers' Gemma 3 does not read its field of this name
             soft_cap=(config.attn_logit_softcapping or 0.0) if config.model_type == "gemma2" else 0.0,
             logits_soft_cap=config.final_logit_softcapping or 0.0,
@@ -66,6 +80,3 @@ class Gemma(Llama):
             mlp_norm=self._norm(f"{layer}.pre_feedforward_layernorm"),
             mlp_post_norm=self._norm(f"{layer}.post_feedforward_layernorm"),
         )
-
-    def _norm_weight(self, name: str) -> torch.Tensor:
-        return super()._norm_weight(name).to(torch.float32) + 1.0

@@ -1,13 +1,20 @@
-"""Llama, and the families with the same layers: Mistral, Qwen2, Qwen3."""
+"""Llama, and the families with the same layers: Mistral, Qwen2, Qwen3, Seed-OSS."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from services.engine.families.spec import DecoderSpec
+from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
+
+# by transformers' names
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU,
+    "relu2": Activation.RELU_SQUARED,
+}
 
 
 class Llama(DecoderWeights):
@@ -16,22 +23,25 @@ class Llama(DecoderWeights):
 
     embedding_name = "model.embed_tokens.weight"
     last_norm_name = "model.norm"
+    head_norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")  # of queries and keys
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for rotary embeddings that are partial or depend on the length, another activation than SiLU, and biases
-        in the MLP."""
+        """None for rotary embeddings that are partial or depend on the length, an activation that is not one of
+        ACTIVATIONS, and biases in the MLP."""
         rope = config.rope_parameters
         partial, by_length = "partial_rotary_factor" in rope, rope["rope_type"] == "longrope"
         return None if partial or by_length else Llama.read_rotary_spec(config)
 
     @staticmethod
-    def read_rotary_spec(config: Any) -> DecoderSpec | None:
-        """The same with any rotary embeddings but `dynamic` ones. The family is Llama."""
-        rope = config.rope_parameters["rope_type"]
-        if config.hidden_act != "silu" or rope == "dynamic" or getattr(config, "mlp_bias", False):
+    def read_rotary_spec(config: Any, layer_type: str | None = None) -> DecoderSpec | None:
+        """The same with any rotary embeddings but `dynamic` ones; `layer_type`: with those of these layers. The family
+        is Llama."""
+        rope = (config.rope_parameters[layer_type] if layer_type else config.rope_parameters)["rope_type"]
+        activation = ACTIVATIONS.get(config.hidden_act)
+        if activation is None or rope == "dynamic" or getattr(config, "mlp_bias", False):
             return None
-        frequencies, scale = rotary_frequencies(config)
+        frequencies, scale = rotary_frequencies(config, layer_type)
         return DecoderSpec(
             family="llama",
             layers=config.num_hidden_layers,
@@ -41,9 +51,10 @@ class Llama(DecoderWeights):
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             intermediate=config.intermediate_size,
             vocab=config.vocab_size,
-            epsilon=config.rms_norm_eps,
+            epsilon=config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps,
             frequencies=frequencies,
             rotary_scale=scale,
+            activation=activation,
             windows=windows_of(config),
         )
 
@@ -53,17 +64,18 @@ class Llama(DecoderWeights):
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
             qkv=self._qkv(layer),
-            query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
-            key_norm=self._head_norm(f"{layer}.self_attn.k_norm"),
+            query_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[0]}"),
+            key_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[1]}"),
             output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
-            mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
+            mlp_norm=None if self._spec.parallel else self._norm(f"{layer}.post_attention_layernorm"),
             up=self._up(layer),
             down=self._down(layer),
         )
 
     def _qkv(self, layer: str) -> Linear:
         queries, keys = self._head_rows(self._spec.group), self._head_rows()
-        return self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
+        product = self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
+        return self._paired(product, queries[1] - queries[0] + keys[1] - keys[0])
 
     def _up(self, layer: str) -> Linear | None:
         inner = self._shard.of(self._spec.intermediate)

@@ -11,13 +11,20 @@ from typing import Any
 
 from services import wire
 from services.engine.checkpoints.tensors import open_folder
-from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
-from services.engine.families.gemma import Gemma
+from services.engine.families.arcee import Arcee
+from services.engine.families.cohere import Cohere, Cohere2
+from services.engine.families.exaone4 import Exaone4
+from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
+from services.engine.families.gemma import Gemma, Gemma1
+from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
+from services.engine.families.hunyuan import Hunyuan
+from services.engine.families.interleaved import Interleaved
 from services.engine.families.llama import Llama
 from services.engine.families.olmo2 import Olmo2
+from services.engine.families.olmo3 import Olmo3
 from services.engine.families.phi3 import Phi3
 from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
@@ -32,16 +39,29 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
+    "seed_oss": Llama,
+    "ernie4_5": Interleaved,
+    "helium": Interleaved,
+    "glm": Glm,
+    "glm4": Glm4,
+    "arcee": Arcee,
+    "hunyuan_v1_dense": Hunyuan,
+    "cohere": Cohere,
+    "cohere2": Cohere2,
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "olmo2": Olmo2,
+    "olmo3": Olmo3,
+    "exaone4": Exaone4,
     "phi3": Phi3,
     "smollm3": SmolLm3,
+    "qwen2_moe": Qwen2Moe,
     "qwen3_moe": Qwen3Moe,
     "olmoe": Olmoe,
     "mixtral": Mixtral,
     "gpt_oss": GptOss,
     "gpt2": Gpt2,
+    "gemma": Gemma1,
     "gemma2": Gemma,
     "gemma3_text": Gemma,
 }

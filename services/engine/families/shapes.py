@@ -54,6 +54,8 @@ def _of_model(weights: DecoderWeights, spec: DecoderSpec) -> Iterator[Found]:
 def _of_layer(own: str, weights: DecoderWeights, layer: LayerWeights, spec: DecoderSpec) -> Iterator[Found]:
     hidden, dim, inner = spec.hidden, spec.head_dim, spec.intermediate
     queries, keys = spec.heads * dim, spec.kv_heads * dim
+    if layer.experts and spec.experts:
+        inner = spec.experts.shared
     gates = 2 if spec.gated else 1
     yield from _product(f"{own}: query, key and value", layer.qkv, (queries + 2 * keys, hidden))
     yield from _product(f"{own}: output of attention", layer.output, (hidden, queries))
@@ -68,7 +70,8 @@ def _of_layer(own: str, weights: DecoderWeights, layer: LayerWeights, spec: Deco
     yield from _vector(f"{own}: norm of keys", layer.key_norm, heads[1])
     yield from _vector(f"{own}: sinks", layer.sinks, spec.heads)
     if layer.experts and spec.experts:
-        yield from _product(f"{own}: router", layer.experts.router, (spec.experts.count, hidden))
+        logits = spec.experts.count + spec.experts.shared_gate
+        yield from _product(f"{own}: router", layer.experts.router, (logits, hidden))
         up, down = next(layer.experts.each)
         yield from _product(f"{own}: up of expert 0", up, (gates * spec.experts.intermediate, hidden))
         if len(up.names) > 1:  # else all experts are one tensor

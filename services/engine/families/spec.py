@@ -11,6 +11,7 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU = 1  # in its tanh form
+    RELU_SQUARED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,15 @@ class ExpertsSpec:
     intermediate: int  # of each
     normalised: bool
     layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
+    shared: int = 0  # the intermediate size of an MLP that all tokens go through as well; 0: there is none
+    shared_gate: bool = False  # its output has a share: the sigmoid of one more logit of the router
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
     `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
+    `parallel`: x += attention(norm(x)) + mlp(norm(x)), with the same norm.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
     down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings, one
@@ -64,11 +68,14 @@ class DecoderSpec:
     activation: Activation = Activation.SILU
     windows: tuple[int, ...] = ()
     local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
+    local_rotary_scale: float = 1.0  # with `local_frequencies`
     soft_cap: float = 0.0  # of attention scores
     logits_soft_cap: float = 0.0
     pre_norms: bool = True
     post_norms: bool = False
+    parallel: bool = False
     norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
+    norms_after_rotary: bool = False  # norms of queries and keys come after rotary embeddings, not before
     embedding_scale: float = 1.0  # a factor of the tokens' embeddings
     rounds_embedding_scale: bool = False  # to the dtype that is served, as transformers' Gemma does
     attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
@@ -103,9 +110,9 @@ class DecoderSpec:
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
         plain = Activation.SILU if self.gated else Activation.GELU
-        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
+        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
         caps = self.soft_cap or self.logits_soft_cap
-        others = self.windows or caps or self.experts or self.sinks or self.swiglu_limit
+        others = self.parallel or self.windows or caps or self.experts or self.sinks or self.swiglu_limit
         return self.activation == plain and norms and not others
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from services.engine.families.quantized import Weight, stack
+from services.engine.families.quantized import QuantizedWeight, Weight, stack
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.families.values import GroupFormat
@@ -35,7 +35,7 @@ class Linear:
 class ExpertsWeights:
     """The weights of a layer's experts. `each` reads them one after another: `up` and `down` as of LayerWeights."""
 
-    router: Linear
+    router: Linear  # the last output is that of `shared_gate`, if there is one
     each: Iterator[tuple[Linear, Linear]]
 
 
@@ -49,7 +49,7 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: Linear | None
-    up: Linear | None  # gated: gate and up projection, one after the other; None in a layer of experts
+    up: Linear | None  # gated: gate and up projection, one after the other; in a layer of experts, of the shared MLP
     down: Linear | None
     attention_post_norm: Linear | None = None  # of what attention computes, before that is added
     mlp_post_norm: Linear | None = None
@@ -67,6 +67,8 @@ class Table(NamedTuple):
 class DecoderWeights(ABC):
     """Reads parts of a decoder when they are asked for, in the dtype in which they are stored: this shard of each
     product, and norms whole."""
+
+    interleaved: ClassVar[bool] = False  # whether pairs of rotary embeddings are neighbours in the checkpoint
 
     def __init__(self, spec: DecoderSpec, tensors: Tensors, shard: Shard) -> None:
         self._spec = spec
@@ -196,18 +198,21 @@ class DecoderWeights(ABC):
         return [(begin, end), (count + begin, count + end)]
 
     def _paired(self, linear: Linear, rows: int) -> Linear:
-        """A product whose first `rows` outputs are heads of queries and keys with partial rotary embeddings: the
-        columns of each head in another order, in which both of a pair are half a head apart, as in embeddings over the
-        whole head. Scores are the same in any order."""
+        """A product whose first `rows` outputs are heads of queries and keys: if their rotary embeddings are partial or
+        interleaved, the columns of each head in another order, in which both of a pair are half a head apart, as in
+        embeddings over the whole head. Scores are the same in any order."""
         dim, rotated = self._spec.head_dim, 2 * len(self._spec.frequencies)
-        if rotated in (0, dim):
+        if rotated == 0 or (rotated == dim and not self.interleaved):
             return linear
         middle = (rotated + dim) // 2
-        low = [*range(rotated // 2), *range(rotated, middle)]
-        high = [*range(rotated // 2, rotated), *range(middle, dim)]
+        first, second = (0, rotated // 2, 1), (rotated // 2, rotated, 1)  # of pairs
+        if self.interleaved:
+            first, second = (0, rotated, 2), (1, rotated, 2)
+        columns = [*range(*first), *range(rotated, middle), *range(*second), *range(middle, dim)]
         order = torch.arange(len(linear.weight))
-        order[:rows] = order[:rows].view(-1, dim)[:, low + high].reshape(-1)
-        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order], linear.names)
+        order[:rows] = order[:rows].view(-1, dim)[:, columns].reshape(-1)
+        weight = linear.weight.take(order) if isinstance(linear.weight, QuantizedWeight) else linear.weight[order]
+        return Linear(weight, None if linear.bias is None else linear.bias[order], linear.names)
 
     def _head_rows(self, group: int = 1) -> RowRange:
         """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
@@ -220,7 +225,8 @@ def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[t
     them; `local`: of the layers with a window, if those have others. Columns without a frequency turn nothing."""
     assert not spec.long_frequencies, "see DecoderSpec.for_length"
     frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
+    scale = spec.local_rotary_scale if local else spec.rotary_scale
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     still = (0, spec.head_dim // 2 - len(frequencies))
-    cosines, sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    cosines, sines = angles.cos() * scale, angles.sin() * scale
     return pad(cosines, still, value=1.0), pad(sines, still)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.engine.families.spec import DecoderSpec
+from services.engine.families.spec import DecoderSpec, ExpertsSpec
 from services.errors import SettingsError
 
 RowRange = tuple[int, int]  # first, end
@@ -94,8 +94,12 @@ class Layout:
             heads=kv_heads * spec.group,
             kv_heads=kv_heads,
             intermediate=self.shard.share(spec.intermediate),
-            experts=spec.experts and replace(spec.experts, intermediate=self.shard.share(spec.experts.intermediate)),
+            experts=spec.experts and self._part_of_experts(spec.experts),
         )
+
+    def _part_of_experts(self, experts: ExpertsSpec) -> ExpertsSpec:
+        share = self.shard.share
+        return replace(experts, intermediate=share(experts.intermediate), shared=share(experts.shared))
 
     def __str__(self) -> str:
         return f"tp{self.tp} pp{self.pp}"

@@ -26,7 +26,7 @@ from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
-STOCK = ["llama", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
+STOCK = ["llama", "gpt2", "opt", "gpt_neox", "stablelm"]
 TOLERANCE = 2e-5
 MOST = 5
 

@@ -44,9 +44,11 @@ class CpuDecoder(RankDecoder):
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
-            intermediate=part.intermediate,
+            intermediate=max(part.intermediate, part.experts.shared if part.experts else 0),
             layer_norm=part.layer_norm,
             norms_all_heads=part.norms_all_heads,
+            norms_after_rotary=part.norms_after_rotary,
+            parallel=part.parallel,
             gated=part.gated,
             threads=packed.threads,
             activation=part.activation,
@@ -62,6 +64,7 @@ class CpuDecoder(RankDecoder):
         )
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self.halves = 2 * part.layers  # of layers, see `run_halves`
+        self.parallel = part.parallel
         self._embedding, self._positions = packed.embedding, packed.positions
         scale = torch.tensor(part.embedding_scale)
         self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
@@ -125,8 +128,9 @@ class CpuDecoder(RankDecoder):
         self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None
     ) -> None:
         """Run the halves of layers from `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1
-        the MLP. They add to x; the last layer before the vocabulary at least to the rows whose logits are wanted. With
-        `partial` [tokens, hidden], one half writes there what is to be added."""
+        the MLP; of `parallel` layers, the first half is both, and the second is empty. They add to x; the last layer
+        before the vocabulary at least to the rows whose logits are wanted. With `partial` [tokens, hidden], one half
+        writes there what is to be added."""
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 
@@ -159,7 +163,7 @@ class CpuForwardPass:
         if all_reduce is None:
             return decoder.run_halves(self._struct, 0, halves, x)
         partial = torch.empty_like(x)
-        for half in range(halves):
+        for half in range(0, halves, 2 if decoder.parallel else 1):
             decoder.run_halves(self._struct, half, half + 1, x, partial)
             decoder.add(half, all_reduce(partial), x)
         return None

@@ -83,6 +83,8 @@ class Model(Structure):
         ("intermediate", c_int32),
         ("layer_norm", c_int32),
         ("norms_all_heads", c_int32),
+        ("norms_after_rotary", c_int32),
+        ("parallel", c_int32),
         ("gated", c_int32),
         ("cache_kind", c_int32),
         ("threads", c_int32),

@@ -39,6 +39,17 @@ def _packed(engine: Engine) -> object:
     return engine.decoder._packed.layers[0].output.groups
 
 
+@pytest.mark.parametrize("family", ["glm", "phi3"])
+def test_heads_in_another_order_are_executed_as_stored(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Rotary embeddings are interleaved, or partial."""
+    quantized, numbers = quantize_folder(tiny_model(family), tmp_path, *WRITERS["gptq"])
+    engine = check_family(quantized, replace(STOCK, fast_path=True), reference=numbers)
+    assert isinstance(engine.decoder, CpuDecoder)
+    assert engine.decoder._packed.layers[0].qkv.groups is not None
+
+
 def test_modules_that_were_not_converted(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Of products that the engine fuses, one is quantized and one is not."""
     quantized, numbers = quantize_folder(tiny_model("qwen3"), tmp_path, *WRITERS["gptq"], kept="k_proj")

@@ -68,7 +68,24 @@ def test_fused_tensors_are_the_same_experts(shard: Shard, tiny_model: Callable[[
             assert torch.equal(one.numbers, other.numbers)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("shard", [0, 1, 2])
+def test_shards_have_their_part_of_a_shared_expert(shard: int, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("qwen2_moe")
+    spec = spec_of(load_config(folder))
+    assert spec
+    whole, part = (open_weights(spec, folder, own).layer(1) for own in (Shard(), Shard(shard, 3)))
+    assert whole.up
+    assert whole.down
+    assert part.up
+    assert part.down
+    own = slice(50 * shard, 50 * (shard + 1))
+    assert torch.equal(part.up.numbers, whole.up.numbers.view(2, 150, -1)[:, own].flatten(0, 1))
+    assert torch.equal(part.down.numbers, whole.down.numbers[:, own])
+    assert whole.experts
+    assert len(whole.experts.router.numbers) == 8 + 1
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss"])
 def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     spec = spec_of(load_config(folder))

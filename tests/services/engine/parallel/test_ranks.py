@@ -95,13 +95,30 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
     "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
+    "fused products, partial interleaved embeddings, four norms": ("glm4", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three heads without rotary embeddings": (
         "smollm3",
         {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
         (2, 2),
     ),
     "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
+    "MLPs without gates": ("arcee", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "attention beside the MLP": (
+        "cohere2",
+        {**THREE, "intermediate_size": 129, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
+        (2, 2),
+    ),
+    "a shared expert": (
+        "qwen2_moe",
+        {**THREE, "moe_intermediate_size": 41, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
+        (2, 2),
+    ),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
+    "norms behind, three heads with windows": (
+        "exaone4",
+        {**THREE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        (2, 2),
+    ),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
 

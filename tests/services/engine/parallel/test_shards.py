@@ -41,10 +41,46 @@ LLAMA = {
     "model.layers.0.self_attn.q_norm": ("head",),
     "model.layers.0.self_attn.k_norm": ("head",),
 }
+OLMO2 = {
+    **ENDS,
+    **ATTENTION,
+    **MLP,
+    "model.layers.0.self_attn.q_norm": ("queries",),
+    "model.layers.0.self_attn.k_norm": ("keys",),
+    "model.layers.0.post_attention_layernorm": ("hidden",),
+    "model.layers.0.post_feedforward_layernorm": ("hidden",),
+}
+GLM = {
+    **ENDS,
+    **NORMS,
+    **ATTENTION,
+    "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
+    "model.layers.0.mlp.down_proj": ("hidden", "inner"),
+}
+COHERE = {**ENDS, **ATTENTION, **MLP, "model.layers.0.input_layernorm": ("hidden",)}
 TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "llama": LLAMA,
+    "ernie4_5": LLAMA,
+    "glm": GLM,
+    "glm4": {
+        **GLM,
+        "model.layers.0.post_self_attn_layernorm": ("hidden",),
+        "model.layers.0.post_mlp_layernorm": ("hidden",),
+    },
+    "arcee": {name: sizes for name, sizes in LLAMA.items() if "gate_proj" not in name},
+    "hunyuan_v1_dense": {
+        **ENDS,
+        **NORMS,
+        **ATTENTION,
+        **MLP,
+        "model.layers.0.self_attn.query_layernorm": ("head",),
+        "model.layers.0.self_attn.key_layernorm": ("head",),
+    },
+    "cohere": COHERE,
+    "cohere2": COHERE,
     "granite": LLAMA,
     "smollm3": LLAMA,
+    "qwen2_moe": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
     "olmoe": LLAMA,
     "mixtral": LLAMA,
@@ -56,14 +92,12 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.shared_mlp.input_linear": ("both halves", "hidden"),
         "model.layers.0.shared_mlp.output_linear": ("hidden", "inner"),
     },
-    "olmo2": {
-        **ENDS,
-        **ATTENTION,
-        **MLP,
-        "model.layers.0.self_attn.q_norm": ("queries",),
-        "model.layers.0.self_attn.k_norm": ("keys",),
-        "model.layers.0.post_attention_layernorm": ("hidden",),
-        "model.layers.0.post_feedforward_layernorm": ("hidden",),
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "exaone4": {
+        **OLMO2,
+        "model.layers.0.self_attn.q_norm": ("head",),
+        "model.layers.0.self_attn.k_norm": ("head",),
     },
     "phi3": {
         **ENDS,
@@ -73,6 +107,7 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.mlp.gate_up_proj": ("both halves", "hidden"),
         "model.layers.0.mlp.down_proj": ("hidden", "inner"),
     },
+    "gemma": LLAMA,
     "gemma3_text": {
         **LLAMA,
         "model.layers.0.pre_feedforward_layernorm": ("hidden",),
@@ -113,6 +148,7 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
         intermediate=draw(st.integers(kv_heads, 20)),
         vocab=draw(st.integers(kv_heads, 20)),
         epsilon=1e-5,
+        parallel=family.startswith("cohere"),
     )
 
 
@@ -176,7 +212,7 @@ def written_numbers(folder: Path) -> list[float]:
 
 
 def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeights], parts: list[DecoderSpec]) -> None:
-    inner = [[part.intermediate] * (1 if spec.family == "gpt2" else 2) for part in parts]
+    inner = [[part.intermediate] * (1 if spec.family in ("gpt2", "arcee") else 2) for part in parts]
     attention = [[n * spec.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)] for part in parts]
     for name, sizes in (("qkv", attention), ("up", inner)):
         products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)

@@ -195,7 +195,8 @@ void orca_read_outputs(const Matrix* matrix, const int32_t* outputs, int count, 
     together(threads, [&](Member& member) { member.each(count, read); });
 }
 
-// Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP. x is [tokens, hidden].
+// Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP; if they are parallel,
+// 2 * layer is both. x is [tokens, hidden].
 // Without `partial` each half adds to x. With it, one half writes there what is to be added together with the other
 // ranks' parts.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {

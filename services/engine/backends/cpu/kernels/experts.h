@@ -37,6 +37,32 @@ struct ToPlaces {
     }
 };
 
+// Adds the rows of a product to `to`, times the sigmoid of a logit of each.
+struct AddShared {
+    const Matrix& down;
+    const float* logits;  // `step` numbers apart
+    int step;
+    float* to;
+
+    template <size_t R>
+    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        finish(down, panel, sums);
+        for (size_t r = 0; r < R; ++r) {
+            const float share = 1.0f / (1.0f + std::exp(-logits[(row + r) * step]));
+            for (int half = 0; half < 2; ++half) {
+                const int column = panel * WIDTH + half * LANES;
+                float* at = to + (row + r) * down.outputs + column;
+                const Vector change = share * sums[r][half];
+                if (column + LANES <= down.outputs) {
+                    store(at, load(at) + change);
+                    continue;
+                }
+                for (int i = 0; column + i < down.outputs; ++i) at[i] += change[i];
+            }
+        }
+    }
+};
+
 // The experts' half of a layer, instead of an MLP.
 template <class Input, class Crew>
 struct ExpertsRun {
@@ -53,6 +79,7 @@ struct ExpertsRun {
         run.done(NORMS);
         multiply_all();
         add_all();
+        if (layer.up.panels) add_shared();
         run.done(MLP);
     }
 
@@ -71,7 +98,7 @@ private:
         each_range(crew, tokens(), 4, [&](int begin, int end) {
             for (int token = begin; token < end; ++token) {
                 const size_t first = size_t(token) * experts.chosen;
-                choose(experts, routing.logits.data() + size_t(token) * experts.count, routing.chosen.data() + first,
+                choose(experts, routing.logits.data() + size_t(token) * experts.router.outputs, routing.chosen.data() + first,
                        routing.shares.data() + first);
             }
         });
@@ -112,6 +139,14 @@ private:
             const auto [index, part, parts] = routing.parts[item];
             work(routing.groups[index], Part{part, parts});
         });
+    }
+
+    // Adds what the MLP computes that all tokens go through.
+    void add_shared() {
+        const Input inner = run.activated(layer);
+        if (!experts.has_shared_gate()) return run.product(layer.down, inner, run.to, true, MLP);
+        const float* logits = routing.logits.data() + experts.count;
+        inner.multiply(crew, layer.down, AddShared{layer.down, logits, experts.router.outputs, run.to}, Nothing());
     }
 
     // Adds each token's outputs, best first, and the sum to x; to other memory than x, the sum is written.

@@ -116,7 +116,10 @@ struct Activated {
         }
     }
 
-    Vector of(Vector x) const { return model.activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
+    Vector of(Vector x) const {
+        if (model.activation == Activation::SILU) return Input::silu(x);
+        return model.activation == Activation::GELU ? Input::gelu(x) : relu_squared(x);
+    }
 
     void expect(int panel, int row, int) const {
         const int columns = model.gated ? LANES : WIDTH;
@@ -153,8 +156,11 @@ struct SliceRun {
         for (int step = first; step < end; ++step) {
             const Layer& layer = model.layers[step / STEPS];
             if (step % STEPS == WRITE_KV) write_kv(layer);
-            if (step % STEPS == ATTEND) attend(layer);
-            if (step % STEPS == FEED_FORWARD) feed_forward(layer);
+            if (step % STEPS == ATTEND) {
+                if (model.parallel) feed_forward_too(layer);
+                attend(layer);
+            }
+            if (step % STEPS == FEED_FORWARD && !model.parallel) feed_forward(layer);
         }
     }
 
@@ -184,6 +190,14 @@ struct SliceRun {
         done(VOCABULARY);
     }
 
+    // The input of an MLP's second product, from the rows of `narrow`.
+    Input activated(const Layer& layer) {
+        const Input inner = wide(layer.down.inputs);
+        const Activated<Input> to{model, layer.up, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, to, [&](auto... at) { to.expect(at...); });
+        return inner;
+    }
+
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
     void done(Phase phase) {
@@ -200,10 +214,11 @@ private:
     void norm(const Norm& of) {
         norm(of, [&](int row) { return slice.first + row; });
     }
-    // Adds a product to x, or its norm if there is `post`; to other memory than x, the product is written.
-    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase) {
+    // Adds a product to x, or its norm if there is `post`. To other memory than x, the product is written, unless there
+    // is something already: `onto`.
+    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase, bool onto = false) {
         float* own = to + size_t(slice.first) * model.hidden;
-        if (to != x || !post.weight) return product(matrix, rows, own, to == x, phase);
+        if (to != x || !post.weight) return product(matrix, rows, own, onto || to == x, phase);
         product(matrix, rows, inputs.change.data(), false, phase);
         add_norms(crew, model, post, inputs.change.data(), slice.count, own);
         done(NORMS);
@@ -223,18 +238,24 @@ private:
     void attend(const Layer& layer) {
         const Input outputs = wide(model.heads.queries * model.heads.dim);
         with_cache(layer, [&](const auto& cache) { attend_to(cache, outputs); });
-        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS);
+        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS, model.parallel);
     }
 
     void feed_forward(const Layer& layer) {
         if constexpr (!std::is_same_v<Crew, Alone>)  // threads share a batch that goes to experts
             if (layer.experts.count) return run_experts(*this, layer);
         norm(layer.mlp_norm);
-        const Input inner = wide(layer.down.inputs);
-        const Activated<Input> activated{model, layer.up, layer.down.inputs, inner};
-        narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
-        add(layer.down, inner, layer.mlp_post_norm, MLP);
+        multiply_mlp(layer);
     }
+
+    // The MLP of a layer whose attention gets the same norm of x, and has not been added yet. A team has just made the
+    // norm; one thread has worked on other slices since.
+    void feed_forward_too(const Layer& layer) {
+        if constexpr (std::is_same_v<Crew, Alone>) norm(layer.attention_norm);
+        multiply_mlp(layer);
+    }
+
+    void multiply_mlp(const Layer& layer) { add(layer.down, activated(layer), layer.mlp_post_norm, MLP); }
 
     template <class Number>
     LayerCache<Number> cache(const Layer& layer) const {
@@ -256,13 +277,15 @@ private:
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
         float *row = qkv() + size_t(token) * width(), *key = row + heads.queries * dim, *value = key + heads.keys * dim;
-        if (layer.query_norm) {
+        const auto norm_all = [&] {
             norm_heads(row, heads.queries, layer.query_norm);
             norm_heads(key, heads.keys, layer.key_norm);
-        }
+        };
+        if (layer.query_norm && !model.norms_after_rotary) norm_all();
         if (layer.cosines)
             for (float* x = row; x < value; x += dim)
                 rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
+        if (layer.query_norm && model.norms_after_rotary) norm_all();
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
             write_position(cache, request, head, position, key, value);
     }

@@ -30,7 +30,7 @@ struct Layer {
     Experts experts;  // with none, the layer has `up` and `down`
 };
 
-enum class Activation : int32_t { SILU, GELU };
+enum class Activation : int32_t { SILU, GELU, RELU_SQUARED };
 
 // What steps pass to each other. The inputs of products: of the hidden size, and wider ones. The results of products
 // that are normalised before they are added to x. They grow as needed.
@@ -48,7 +48,7 @@ struct Buffers {
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, gated;
+    int32_t layer_count, hidden, intermediate, layer_norm, norms_all_heads, norms_after_rotary, parallel, gated;
     CacheKind cache_kind;
     int32_t threads;
     Activation activation;

@@ -13,7 +13,11 @@ struct Moments {
 inline Moments moments_of(const float* x, int size, bool layer_norm, float epsilon) {
     float mean = 0;
     if (layer_norm) {
-        for (int i = 0; i < size; ++i) mean += x[i];
+        Vector sum = {};
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) sum += load(x + i);
+        mean = total(sum);
+        for (; i < size; ++i) mean += x[i];
         mean /= size;
     }
     Vector sum = {};

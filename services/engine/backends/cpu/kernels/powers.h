@@ -34,6 +34,11 @@ inline Vector gelu(Vector x) {  // the tanh form, as in GPT-2
     return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
 }
 
+inline Vector relu_squared(Vector x) {
+    const Vector positive = larger(Vector{}, x);  // 0 comes first, so that NaN stays NaN
+    return positive * positive;
+}
+
 inline Vector hyperbolic_tangent(Vector x) {
     const Vector square = x * x, bounded = smaller(broadcast(9.1f), larger(broadcast(-9.1f), x));
     Vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;  // Cephes' tanhf

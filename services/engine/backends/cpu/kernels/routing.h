@@ -9,10 +9,14 @@
 
 // The experts that a layer has instead of one MLP. A token goes to the `chosen` ones with the highest logits of the
 // router, and adds their outputs with shares: the softmax of all logits, or `normalised`, of those that are chosen.
+// Layers may have an MLP that all tokens go through as well. With one more output of the router, its output has a share:
+// the sigmoid of that logit.
 struct Experts {
-    Matrix router;             // [count, hidden]
+    Matrix router;             // [count, hidden], or [count + 1, hidden]
     const Matrix *up, *down;  // [count], as of Layer
     int32_t count, chosen, normalised;
+
+    bool has_shared_gate() const { return router.outputs > count; }
 };
 
 // Chooses experts by a token's logits, best first; of equal ones the first. A token with a logit that is not a number
@@ -54,7 +58,7 @@ struct ExpertItem {
 
 // The routes of a layer's tokens. They are made anew for each layer; the memory is kept.
 struct Routing {
-    Numbers logits;                  // [tokens, count]
+    Numbers logits;                  // [tokens, outputs of the router]
     std::vector<int> chosen;         // [tokens, chosen]
     Numbers shares;                  // [tokens, chosen]
     std::vector<ExpertRows> groups;  // of experts that have rows
@@ -65,7 +69,7 @@ struct Routing {
     // Makes room for a batch.
     void begin(const Experts& experts, int tokens) {
         const size_t all = size_t(tokens) * experts.chosen;
-        grow(logits, size_t(tokens) * experts.count);
+        grow(logits, size_t(tokens) * experts.router.outputs);
         grow(shares, all);
         grow(outputs, all * experts.down->outputs);
         chosen.resize(all);

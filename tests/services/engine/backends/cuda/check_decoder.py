@@ -30,7 +30,7 @@ def make_jobs(**sampling: object) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "smollm3", "phi3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "smollm3", "phi3", "glm", "gpt2"])
 def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
     """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))

@@ -1,0 +1,46 @@
+"""GLM-4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from services.engine.families.llama import Llama
+from services.engine.families.phi3 import LONG_ROPE
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import LayerWeights, Linear
+
+
+class Glm(Llama):
+    """Llama's layers. Rotary embeddings are partial, and their pairs are neighbours. Checkpoints keep gates and the
+    rest of the MLP as one tensor."""
+
+    interleaved = True
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = None if config.rope_parameters["rope_type"] == LONG_ROPE else Llama.read_rotary_spec(config)
+        return spec and replace(spec, family=config.model_type)
+
+    def _up(self, layer: str) -> Linear:
+        return self._stacked([f"{layer}.mlp.gate_up_proj"] * 2, self._halves(self._spec.intermediate))
+
+
+class Glm4(Glm):
+    """GLM-4-0414: the same with norms after attention and MLP, too."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = Glm.read_spec(config)
+        return spec and replace(spec, post_norms=True)
+
+    def layer(self, index: int) -> LayerWeights:
+        """See DecoderWeights."""
+        layer = f"model.layers.{index}"
+        return replace(
+            super().layer(index),
+            attention_post_norm=self._norm(f"{layer}.post_self_attn_layernorm"),
+            mlp_post_norm=self._norm(f"{layer}.post_mlp_layernorm"),
+        )
