@@ -11,7 +11,7 @@ import torch
 from services.engine.families.quantized import QuantizedWeight, Weight, quantize
 from services.engine.families.values import GroupFormat, Values
 
-Format = Literal["bfloat16", "Q4_1", "GPTQ", "MXFP4", "Q8_0", "FP8", "int8"]
+Format = Literal["bfloat16", "Q4_1", "GPTQ", "MXFP4", "NVFP4", "Q8_0", "FP8", "int8"]
 STANDARD_DEVIATION = 0.02
 
 
@@ -48,9 +48,9 @@ class Case:
 
     @classmethod
     def of(cls, shape: Shape) -> Case:
-        """Q4_1 and Q8_0 have groups of 32 as in GGUF files, MXFP4 too, GPTQ and FP8 groups of 128 (of 64 where the
-        inputs are no multiple of 128), with scales in float16, FP8 in float32. int8 has a scale for each output, in
-        bfloat16."""
+        """Q4_1 and Q8_0 have groups of 32 as in GGUF files, MXFP4 too, NVFP4 of 16, GPTQ and FP8 of 128 (of 64
+        where the inputs are no multiple of 128), with scales in float16, NVFP4 and FP8 in float32. int8 has a scale for
+        each output, in bfloat16."""
         drawn = torch.Generator().manual_seed(0)
         weight = torch.randn(shape.outputs, shape.inputs, generator=drawn) * STANDARD_DEVIATION
         long = 64 if shape.inputs % 128 else 128
@@ -61,6 +61,7 @@ class Case:
                 "Q4_1": quantize(weight, GroupFormat(4, 32)),
                 "GPTQ": symmetric(weight, 4, long),
                 "MXFP4": quantize(weight, GroupFormat(4, 32, Values.E2M1)),
+                "NVFP4": nvfp4(weight),
                 "Q8_0": symmetric(weight, 8, 32),
                 "FP8": quantize(weight, GroupFormat(8, long, Values.E4M3)),
                 "int8": symmetric(weight, 8, shape.inputs, short_scales=True),
@@ -86,6 +87,18 @@ def symmetric(weight: torch.Tensor, bits: int, group: int, short_scales: bool = 
         scales = scales.to(torch.float16).to(torch.float32)
     codes = (groups / scales[..., None]).round_().clamp_(1 - middle, middle - 1) + middle
     return QuantizedWeight(codes.to(torch.uint8).view(outputs, inputs), scales, scales * -middle, bits, group)
+
+
+def nvfp4(weight: torch.Tensor) -> QuantizedWeight:
+    """Floats of four bits in groups of 16, whose scales are e4m3 times a factor of the whole weight."""
+    group = 16
+    outputs, inputs = weight.shape
+    groups = weight.view(outputs, inputs // group, group)
+    most = groups.abs().amax(-1) / Values.E2M1.most
+    factor = most.max() / Values.E4M3.most
+    scales = (most / factor).to(torch.float8_e4m3fn).to(torch.float32) * factor
+    codes = Values.E2M1.codes((groups / scales[..., None]).clamp(-Values.E2M1.most, Values.E2M1.most))
+    return QuantizedWeight.of_values(codes.view(outputs, inputs), scales, group, Values.E2M1)
 
 
 def exact(weight: Weight) -> torch.Tensor:

@@ -57,6 +57,7 @@ WAYS: dict[str, Way] = {
     "Orca, Q4_1": own("Q4_1"),
     "Orca, GPTQ": own("GPTQ"),
     "Orca, MXFP4": own("MXFP4"),
+    "Orca, NVFP4": own("NVFP4"),
     "Orca, Q8_0": own("Q8_0"),
     "Orca, FP8": own("FP8"),
     "Orca, `int8`": own("int8"),

@@ -36,7 +36,16 @@ def test_our_kernels_give_a_row_the_same_bits_and_read_the_bytes_of_the_format()
     found, _ = compare(TINY, SHORT, own.WAYS)
     assert all(not found[name].differing for name in own.WAYS)
     weights = TINY.inputs * TINY.outputs
-    bits = {"bfloat16": 16, "Q4_1": 5, "GPTQ": 4 + 16 / 128, "MXFP4": 4.5, "Q8_0": 8.5, "FP8": 8.25, "`int8`": 8.25}
+    bits = {
+        "bfloat16": 16,
+        "Q4_1": 5,
+        "GPTQ": 4 + 16 / 128,
+        "MXFP4": 4.5,
+        "NVFP4": 6,
+        "Q8_0": 8.5,
+        "FP8": 8.25,
+        "`int8`": 8.25,
+    }
     assert {name.removeprefix("Orca, "): found[name].bytes * 8 / weights for name in own.WAYS} == bits
 
 

@@ -1,7 +1,9 @@
-"""`python -m load.bench.engine.fp8_folder NAME FOLDER`: a model of random FP8 weights for `load.bench.kernels_in_turn`.
+"""`python -m load.bench.engine.float_folder NAME FOLDER`: a model of random FP8 or MXFP4 weights, for `--model` of
+benchmarks.
 
-The layers have the shapes of one of the models of `load.bench.engine.families`, and as few of them. Products have a
-scale for each block of 128 x 128, as Qwen and DeepSeek publish them; the rest is bfloat16, also the vocabulary.
+The layers have the shapes of one of the models of `load.bench.engine.families`, and as few of them. Products are FP8
+with a scale for each block of 128 x 128, as Qwen and DeepSeek publish them; of GPT-OSS, experts are MXFP4 and no others
+are quantized, as published. The rest is bfloat16, also the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,23 +21,29 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from load.bench.engine.families import MODELS, config_of
+from services.engine.checkpoints.floats import MXFP4_GROUP
 from services.engine.families.tensors import RandomTensors
 from services.engine.families.values import Values
 
 BLOCK = 128
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+EXPONENTS = (117, 120)  # of MXFP4, counted from 127: weights deviate by about 0.02, as others that are random
 
 
 def write_folder(config: Any, folder: Path) -> None:
     """The model with this config, in a new folder. Its tokens are numbers."""
     config.save_pretrained(folder)
     file = folder / "config.json"
-    method = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+    method = MXFP4 if config.model_type == "gpt_oss" else FP8
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16", "quantization_config": method}))
     words = {str(i): i for i in range(config.vocab_size)}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "0"))).save_pretrained(folder)
     stored: dict[str, torch.Tensor] = {}
-    for name, weight in _weights(RandomTensors(config, torch.bfloat16, torch.device("cpu"))):
-        if name.endswith("_proj.weight"):
+    for name, weight in _weights(RandomTensors(config, torch.bfloat16, torch.device("cpu")), method is FP8):
+        if weight.ndim == 3 and name.endswith("_proj"):
+            stored[f"{name}_blocks"], stored[f"{name}_scales"] = in_groups(*weight.shape)
+        elif method is FP8 and name.endswith("_proj.weight"):
             stored[name], stored[f"{name}_scale_inv"] = in_blocks(weight)
         else:
             stored[name] = weight
@@ -50,11 +58,19 @@ def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / each).to(torch.float8_e4m3fn), scales
 
 
-def _weights(tensors: RandomTensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights by name. Those of experts are one by one, as in published checkpoints."""
+def in_groups(experts: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes [experts, outputs, groups, bytes] and exponents of MXFP4."""
+    drawn = torch.Generator().manual_seed(inputs + outputs)
+    shape = experts, outputs, inputs // MXFP4_GROUP
+    codes = torch.randint(256, (*shape, MXFP4_GROUP // 2), generator=drawn, dtype=torch.uint8)
+    return codes, torch.randint(*EXPONENTS, shape, generator=drawn, dtype=torch.uint8)
+
+
+def _weights(tensors: RandomTensors, one_by_one: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights by name. `one_by_one`: those of experts, as in published checkpoints of FP8."""
     for name in tensors.names:
         weight = tensors.read(name)
-        if weight.ndim < 3:
+        if weight.ndim < 3 or not one_by_one:
             yield name, weight
             continue
         own, _, part = name.rpartition(".")
@@ -67,7 +83,7 @@ def _weights(tensors: RandomTensors) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.bench.engine.fp8_folder", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m load.bench.engine.float_folder", description=__doc__)
     parser.add_argument("name", choices=list(MODELS))
     parser.add_argument("folder", type=Path)
     given = parser.parse_args(arguments)
