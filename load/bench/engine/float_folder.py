@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from load.bench.engine.families import MODELS, config_of
-from services.engine.checkpoints.floats import MXFP4_GROUP
+from services.engine.checkpoints.fp4 import GPT_OSS_GROUP
 from services.engine.families.tensors import RandomTensors
 from services.engine.families.values import Values
 
@@ -61,8 +61,8 @@ def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def in_groups(experts: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random codes [experts, outputs, groups, bytes] and exponents of MXFP4."""
     drawn = torch.Generator().manual_seed(inputs + outputs)
-    shape = experts, outputs, inputs // MXFP4_GROUP
-    codes = torch.randint(256, (*shape, MXFP4_GROUP // 2), generator=drawn, dtype=torch.uint8)
+    shape = experts, outputs, inputs // GPT_OSS_GROUP
+    codes = torch.randint(256, (*shape, GPT_OSS_GROUP // 2), generator=drawn, dtype=torch.uint8)
     return codes, torch.randint(*EXPONENTS, shape, generator=drawn, dtype=torch.uint8)
 
 

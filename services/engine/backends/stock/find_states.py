@@ -38,8 +38,12 @@ def find_states(model: Any) -> list[StateLayer]:
     try:
         asked = _watch(model)
         layers = [StateLayer(module, *found.of()) for module, found in asked.items()]
-        for layer, found in zip(layers, asked.values(), strict=True):
-            _check(kind, layer, found)
+        checked: dict[Any, bool] = {}  # layers of one kind are alike, and a check takes a while
+        for (module, found), layer in zip(asked.items(), layers, strict=True):
+            alike = type(module), tuple(layer.shapes.items())
+            if alike not in checked:
+                checked[alike] = _continues_one_by_one(kind, layer, found)
+            layer.one_by_one = checked[alike]
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, StopIteration) as error:
         raise ModelError(f"{kind}: its layers with a state are not served: {error}") from error
     finally:
@@ -129,9 +133,9 @@ class _Zeros:
         return query.new_zeros(*query.shape[:2], value.shape[-1])
 
 
-def _check(kind: str, layer: StateLayer, asked: _Asked) -> None:
-    """A run from states of zeros, whole and in pieces, must compute what the module computes alone. Notes whether only
-    pieces of one token do. Raises ModelError."""
+def _continues_one_by_one(kind: str, layer: StateLayer, asked: _Asked) -> bool:
+    """Whether only runs in pieces of one token compute what the module computes alone. Raises ModelError if these do
+    not either. A run begins with states of zeros."""
     hidden_name, *_ = asked.call.arguments
     given = asked.call.arguments[hidden_name]
     for name, value in asked.call.arguments.items():
@@ -142,10 +146,10 @@ def _check(kind: str, layer: StateLayer, asked: _Asked) -> None:
         hidden = torch.randn(1, TOKENS, given.shape[-1]).to(given)
         expected = layer.run_alone(hidden, asked.call)
         if all(_close(_run(layer, hidden.split(pieces, 1), asked.call), expected) for pieces in PIECES):
-            return
-        layer.one_by_one = True
+            return False
         if not _close(_run(layer, hidden.split(ONE_BY_ONE, 1), asked.call), expected):
             raise ModelError(f"{kind}: its layers with a state cannot continue a request, so it is not served")
+    return True
 
 
 def _run(layer: StateLayer, pieces: Iterable[torch.Tensor], call: inspect.BoundArguments) -> torch.Tensor:

@@ -37,9 +37,25 @@ class _Piece:
 class _Call:
     """Pieces of the same number of tokens, which one call of a module computes."""
 
+    pieces: list[_Piece]
     tokens: torch.Tensor  # [pieces, tokens], flat indices
     sources: torch.Tensor  # [pieces]
     targets: torch.Tensor  # [pieces]
+
+    def begin(self, store: torch.Tensor) -> torch.Tensor:
+        """The states before these tokens [pieces, *shape]. That of a single piece is not gathered: the module changes
+        it where it is kept."""
+        if len(self.pieces) > 1:
+            return store.index_select(0, self.sources)
+        (piece,) = self.pieces
+        if piece.source != piece.target:
+            store[piece.target] = store[piece.source]
+        return store[piece.target : piece.target + 1]
+
+    def end(self, store: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Keep the states after these tokens. `before`: what `begin` returned."""
+        if len(self.pieces) > 1 or after is not before:
+            store.index_copy_(0, self.targets, after.to(store.dtype))
 
 
 class StateBlocks:
@@ -66,10 +82,10 @@ class StateBlocks:
         stores = self._cache.states[first : first + len(layer.shapes)]
         outputs = torch.empty_like(hidden)
         for one in self._calls[layer.one_by_one]:
-            states = [store.index_select(0, one.sources) for store in stores]
+            states = [one.begin(store) for store in stores]
             outputs[one.tokens], after = layer.run(hidden[one.tokens], states, call)
-            for store, state in zip(stores, after, strict=True):
-                store.index_copy_(0, one.targets, state.to(store.dtype))
+            for kept in zip(stores, states, after, strict=True):
+                one.end(*kept)
         return outputs
 
 
@@ -129,6 +145,7 @@ def _note(calls: list[list[_Piece]], tokens: np.ndarray[Any, np.dtype[np.int32]]
 def _call(pieces: list[_Piece], device: torch.device) -> _Call:
     begins = np.array([piece.begin for piece in pieces])[:, None]
     return _Call(
+        pieces,
         torch.from_numpy(begins + np.arange(pieces[0].count)).to(device),
         torch.tensor([piece.source for piece in pieces], device=device),
         torch.tensor([piece.target for piece in pieces], device=device),
