@@ -10,7 +10,7 @@ import torch
 from services.engine.backends.stock.attention import attending
 from services.engine.backends.stock.check import AttentionLayer, base_of, logits_after
 from services.engine.backends.stock.sdpa import SdpaAttention
-from services.engine.backends.stock.state_blocks import StateBlocks
+from services.engine.backends.stock.state_blocks import Scratch, StateBlocks
 from services.engine.backends.stock.states import StateLayer, advancing
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
@@ -29,7 +29,7 @@ class StockDecoder:
         self.masks = [layer.mask for layer in layers]
         self.states = [shape for layer in states for shape in layer.shapes.values()]
         self._attending = {layer.index: number for number, layer in enumerate(layers)}
-        self._advancing = states
+        self._advancing, self._scratch = states, Scratch()
         self._model = model
         self._base = base_of(model)
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
@@ -56,7 +56,7 @@ class StockDecoder:
         hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
         try:
             attention = SdpaAttention(batch, self._cache, self._device, self.masks, self._attending)
-            states = StateBlocks(batch, self._cache, self._advancing, self._device)
+            states = StateBlocks(batch, self._cache, self._advancing, self._device, self._scratch)
             with attending(attention), advancing(states):
                 output = self._model(
                     input_ids=self._on_device(batch.input_ids)[None],

@@ -33,6 +33,20 @@ class _Piece:
     after: int  # the tokens of that block that are computed then
 
 
+class Scratch:
+    """Memory for the states of one call. New memory for each would take longer to get than to fill."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def __call__(self, pieces: int, store: torch.Tensor) -> torch.Tensor:
+        """States [pieces, *shape] as those of `store` [all blocks, *shape], with undefined contents."""
+        key = store.shape[1:], store.dtype
+        if key not in self._kept or len(self._kept[key]) < pieces:
+            self._kept[key] = store.new_empty(pieces, *key[0])
+        return self._kept[key][:pieces]
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """Pieces of the same number of tokens, which one call of a module computes."""
@@ -42,11 +56,11 @@ class _Call:
     sources: torch.Tensor  # [pieces]
     targets: torch.Tensor  # [pieces]
 
-    def begin(self, store: torch.Tensor) -> torch.Tensor:
-        """The states before these tokens [pieces, *shape]. That of a single piece is not gathered: the module changes
-        it where it is kept."""
+    def begin(self, store: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+        """The states before these tokens [pieces, *shape], in `scratch`. That of a single piece is not copied: the
+        module changes it where it is kept."""
         if len(self.pieces) > 1:
-            return store.index_select(0, self.sources)
+            return torch.index_select(store, 0, self.sources, out=scratch(len(self.pieces), store))
         (piece,) = self.pieces
         if piece.source != piece.target:
             store[piece.target] = store[piece.source]
@@ -61,9 +75,17 @@ class _Call:
 class StateBlocks:
     """The StateBackend of one iteration. What to call is decided once for all layers."""
 
-    def __init__(self, batch: FlatBatch, cache: KVCache, layers: Sequence[StateLayer], device: torch.device) -> None:
-        """`layers`: whose states, in this order, are the cache's."""
+    def __init__(
+        self,
+        batch: FlatBatch,
+        cache: KVCache,
+        layers: Sequence[StateLayer],
+        device: torch.device,
+        scratch: Scratch | None = None,
+    ) -> None:
+        """`layers`: whose states, in this order, are the cache's. `scratch`: of earlier iterations."""
         self._cache = cache
+        self._scratch = scratch or Scratch()
         self._first: dict[int, int] = {}  # by the id of a layer, where its states begin among the cache's
         count = 0
         for layer in layers:
@@ -82,7 +104,7 @@ class StateBlocks:
         stores = self._cache.states[first : first + len(layer.shapes)]
         outputs = torch.empty_like(hidden)
         for one in self._calls[layer.one_by_one]:
-            states = [one.begin(store) for store in stores]
+            states = [one.begin(store, self._scratch) for store in stores]
             outputs[one.tokens], after = layer.run(hidden[one.tokens], states, call)
             for kept in zip(stores, states, after, strict=True):
                 one.end(*kept)
