@@ -1,7 +1,7 @@
-"""What transformers (5.23) does again and again with a GGUF file, done once.
+"""What transformers (5.23) does more than once with a GGUF file, done once.
 
 It reads the header, with the vocabulary and all merges, anew for the config and for the tokenizer, and builds gguf's
-table of tensors' names anew for each module of a model. Of the default model's conversion this was half of the time."""
+table of tensors' names anew for each module of a model. That would be half of the time of a small conversion."""
 
 from __future__ import annotations
 
