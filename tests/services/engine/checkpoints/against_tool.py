@@ -94,7 +94,7 @@ def _numbers(checkpoint: Path, model: Path, weights: Mapping[str, torch.Tensor],
         elif common in plain:
             found[name] = plain[common].float()
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text())
-    del config["quantization_config"]
+    config.pop("quantization_config", None)  # ModelOpt may have it in a file of its own
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(found, folder / "model.safetensors", {"format": "pt"})

@@ -30,6 +30,10 @@ class Tool:
 TORCH = ("torch==2.13.0", *(f"{name} ; python_version < '3'" for name in ("torchvision", "torchaudio", "triton")))
 GPTQMODEL = Tool("gptqmodel", "gptqmodel_write.py", ("gptqmodel==7.7.0", "transformers==5.23.0"), TORCH)
 LLM_COMPRESSOR = Tool("llmcompressor", "llm_compressor_write.py", ("llmcompressor==0.14.0.1",), TORCH)
+# it imports requests, which it does not name, and was tested with transformers before 5.15
+MODELOPT = Tool(
+    "modelopt", "modelopt_write.py", ("nvidia-modelopt==0.47.0", "transformers==5.14.1", "requests==2.34.2"), TORCH
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ def compressed(
     return Case(LLM_COMPRESSOR, model, label, options, refused)
 
 
+def modelopt(model: str, label: str, config: str, refused: str = "", **options: Any) -> Case:
+    """`config`: the name of one of the tool's; `more`: what is added to it."""
+    return Case(MODELOPT, model, label, {"config": config, **options}, refused)
+
+
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "token", "dynamic": True}
 INT8_ZEROS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}
@@ -79,6 +88,14 @@ MIXED = {
 }
 
 BY_NAME = ["re:.*lm_head", "re:.*down_proj", "re:.*layers.0.self.*"]
+
+# of ModelOpt
+KEYS_AND_VALUES = [{"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": [4, 3], "axis": None}}]
+NO_LAYER = [{"quantizer_name": "*layers.0.*", "enable": False}]
+MIXED_FLOATS = [
+    {"quantizer_name": f"*self_attn.*_proj.{each}_quantizer", "cfg": {"num_bits": [4, 3], "axis": None}}
+    for each in ("weight", "input")
+]
 
 CASES = (
     gptq("llama", "4 bits"),
@@ -93,7 +110,6 @@ CASES = (
     gptq("qwen3", "8 bits, zeros", bits=8, sym=False),
     gptq("qwen3", "2 bits", bits=2),
     gptq("qwen3", "2 bits, zeros, act-order", bits=2, sym=False, desc_act=True),
-    gptq("qwen3", "3 bits", "gptq with bits=3 is not served", bits=3),
     gptq("qwen3", "`dynamic` leaves modules out", dynamic={"-:.*down_proj.*": {}}),
     gptq("qwen3", "`dynamic` leaves a layer out", dynamic={"-:.*layers\\.0\\..*": {}}),
     gptq("qwen3", "`dynamic` with other groups", group_size=128, dynamic={"+:.*down_proj.*": {"group_size": 32}}),
@@ -132,11 +148,25 @@ CASES = (
     ),
     compressed("qwen3", "4 and 8 bits", config_groups=MIXED),
     compressed("qwen3", "W4A16, `lm_head` too", "W4A16", ignore=[]),
-    compressed("qwen3", "NVFP4", "NVFP4A16", refused="format=nvfp4-pack-quantized is not served"),
-    compressed("qwen3", "MXFP4", "MXFP4A16", refused="format=mxfp4-pack-quantized is not served"),
     compressed("qwen3_tied", "W4A16, `lm_head` too", "W4A16", ignore=[]),
     compressed("qwen3_moe", "W4A16", "W4A16"),
     compressed("qwen3_moe", "FP8, dynamic", "FP8_DYNAMIC"),
     compressed("mixtral", "W4A16", "W4A16"),
     compressed("mixtral", "FP8, dynamic", "FP8_DYNAMIC"),
+    modelopt("llama", "FP8", "FP8_DEFAULT_CFG"),
+    modelopt("llama", "NVFP4", "NVFP4_DEFAULT_CFG"),
+    modelopt("qwen3", "FP8", "FP8_DEFAULT_CFG"),
+    modelopt("qwen3", "FP8, scales of the KV cache", "FP8_DEFAULT_CFG", more=KEYS_AND_VALUES),
+    modelopt("qwen3", "FP8, `hf_quant_config.json` alone", "FP8_DEFAULT_CFG", older=True),
+    modelopt("qwen3", "FP8, a layer left out", "FP8_DEFAULT_CFG", more=NO_LAYER),
+    modelopt("qwen3", "FP8 by output", "FP8_PER_CHANNEL_PER_TOKEN_CFG"),
+    modelopt("qwen3", "FP8, blocks", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"),
+    modelopt("qwen3", "NVFP4", "NVFP4_DEFAULT_CFG"),
+    modelopt("qwen3", "NVFP4, `hf_quant_config.json` alone", "NVFP4_DEFAULT_CFG", older=True),
+    modelopt("qwen3", "NVFP4 of weights alone", "W4A16_NVFP4_CFG"),
+    modelopt("qwen3", "NVFP4 and FP8", "NVFP4_DEFAULT_CFG", more=MIXED_FLOATS),
+    modelopt("qwen3", "MXFP8", "MXFP8_DEFAULT_CFG"),
+    modelopt("qwen3", "int8", "INT8_WEIGHT_ONLY_CFG", "modelopt with quant_algo=W8A16 is not served"),
+    modelopt("qwen3_moe", "FP8", "FP8_DEFAULT_CFG"),
+    modelopt("qwen3_moe", "NVFP4", "NVFP4_DEFAULT_CFG"),
 )
