@@ -27,6 +27,14 @@ _ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_CORRECTED = {
+    **_GROUPED,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 _COHERE = {**_GROUPED, "logit_scale": 0.6, "tie_word_embeddings": False}
 _ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _YARN = {
@@ -79,6 +87,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
     "qwen2_moe": {**_ROUTED, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 150},
+    "glm4_moe": {
+        **_CORRECTED,
+        "use_qk_norm": True,
+        "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        "routed_scaling_factor": 1.5,
+    },
+    "dots1": {**_CORRECTED, "n_group": 1, "topk_group": 1, "norm_topk_prob": True},
+    "ernie4_5_moe": {
+        **_GROUPED,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 40,
+        "tie_word_embeddings": False,
+    },
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
@@ -127,6 +149,9 @@ def make_tiny_model(
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
                     parameter += 0.2 * torch.randn_like(parameter)
+            for name, buffer in model.named_buffers():
+                if name.endswith("bias"):
+                    buffer += 0.2 * torch.randn_like(buffer)
     model.save_pretrained(folder)
     if with_tokenizer:
         _save_tokenizer(folder, vocab_size)

@@ -91,6 +91,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "OLMoE 1B-7B": ("olmoe", {"intermediate_size": 1024}),
     "Qwen1.5 MoE A2.7B": ("qwen2_moe", {"num_hidden_layers": 2}),  # of 1.1 GB each
+    "ERNIE 4.5 21B-A3B": ("ernie4_5_moe", {"num_hidden_layers": 3}),  # two of 1.5 GB, after one with an MLP
     "Qwen3 30B-A3B": (
         "qwen3_moe",
         {

@@ -58,6 +58,7 @@ class ModelShape:
         output = model.get_output_embeddings()
         sizes: Counter[tuple[int, int]] = Counter()
         experts: Counter[tuple[int, int]] = Counter()
+        routed = 1  # experts of a layer
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Embedding) or module is output:
                 continue
@@ -66,8 +67,8 @@ class ModelShape:
                     continue
                 kind = type(module).__name__
                 if kind.endswith("Experts") and parameter.ndim == 3:
-                    count, outputs, inputs = parameter.shape
-                    experts[inputs, outputs] += count
+                    routed, outputs, inputs = parameter.shape
+                    experts[inputs, outputs] += routed
                     continue
                 if not isinstance(module, torch.nn.Linear | Conv1D) and not kind.endswith("Router"):
                     raise ValueError(f"{config.model_type}: the operations of {name} are not known")
@@ -85,7 +86,7 @@ class ModelShape:
             kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
             windows=windows_of(config),
             experts=tuple(Matrix(*size, count) for size, count in experts.items()),
-            routed=(config.num_experts_per_tok, config.num_experts) if experts else (1, 1),
+            routed=(config.num_experts_per_tok, routed) if experts else (1, 1),
         )
 
     @property

@@ -63,11 +63,16 @@ class Experts(Llama):
         if self._spec.experts and self._spec.experts.shared_gate:
             rows.append(self._read(f"{own}.{self.shared}_gate.weight"))
         router = Linear(torch.cat(rows))
-        name = f"{own}.experts"
+        name, correction = f"{own}.experts", self._correction(own)
         for parts in (self.gate_up_down, Experts.gate_up_down):
             if all(f"{name}.0.{part}.weight" in self._tensors for part in parts):
-                return ExpertsWeights(router, self._single(name, parts))
-        return ExpertsWeights(router, self._fused(name))
+                return ExpertsWeights(router, self._single(name, parts), correction)
+        return ExpertsWeights(router, self._fused(name), correction)
+
+    def _correction(self, block: str) -> torch.Tensor | None:
+        names = (f"{block}.{part}.e_score_correction_bias" for part in ("gate", "gate.moe_statics", "moe_statics"))
+        found = next((name for name in names if name in self._tensors), None)
+        return self._read(found).reshape(-1) if found else None
 
     def _single(self, name: str, parts: tuple[str, str, str]) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts

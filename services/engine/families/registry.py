@@ -13,6 +13,7 @@ from services import wire
 from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.arcee import Arcee
 from services.engine.families.cohere import Cohere, Cohere2
+from services.engine.families.corrected_experts import Dots1, Ernie45Moe, Glm4Moe
 from services.engine.families.exaone4 import Exaone4
 from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
@@ -57,6 +58,9 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "smollm3": SmolLm3,
     "qwen2_moe": Qwen2Moe,
     "qwen3_moe": Qwen3Moe,
+    "dots1": Dots1,
+    "glm4_moe": Glm4Moe,
+    "ernie4_5_moe": Ernie45Moe,
     "olmoe": Olmoe,
     "mixtral": Mixtral,
     "gpt_oss": GptOss,

@@ -72,6 +72,7 @@ def _of_layer(own: str, weights: DecoderWeights, layer: LayerWeights, spec: Deco
     if layer.experts and spec.experts:
         logits = spec.experts.count + spec.experts.shared_gate
         yield from _product(f"{own}: router", layer.experts.router, (logits, hidden))
+        yield from _vector(f"{own}: correction of experts", layer.experts.correction, spec.experts.count)
         up, down = next(layer.experts.each)
         yield from _product(f"{own}: up of expert 0", up, (gates * spec.experts.intermediate, hidden))
         if len(up.names) > 1:  # else all experts are one tensor

@@ -18,7 +18,8 @@ class Activation(IntEnum):
 class ExpertsSpec:
     """What layers have instead of an MLP: `count` MLPs of the same form. A token goes to the `chosen` ones with the
     highest logits of a router, the first of equal ones. Their outputs are added, best first, with shares: the softmax
-    of all logits, or `normalised`, of those that are chosen."""
+    of all logits, or `normalised`, of those that are chosen. `sigmoid`: shares are the sigmoids of logits, `normalised`
+    to a sum of 1. If weights have a `correction`, experts are chosen by shares plus that."""
 
     count: int
     chosen: int
@@ -26,6 +27,8 @@ class ExpertsSpec:
     normalised: bool
     layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
     shared: int = 0  # the intermediate size of an MLP that all tokens go through as well; 0: there is none
+    sigmoid: bool = False
+    scale: float = 1.0  # a factor of shares
     shared_gate: bool = False  # its output has a share: the sigmoid of one more logit of the router
 
 

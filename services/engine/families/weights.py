@@ -37,6 +37,7 @@ class ExpertsWeights:
 
     router: Linear  # the last output is that of `shared_gate`, if there is one
     each: Iterator[tuple[Linear, Linear]]
+    correction: torch.Tensor | None = None  # [experts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,11 @@ class DecoderWeights(ABC):
         return Linear(self._norm_weight(name), self._optional(f"{name}.bias"))
 
     def _head_norm(self, name: str) -> torch.Tensor | None:
-        """The weight of an RMS norm of each head, if there is one."""
-        return self._norm_weight(name) if f"{name}.weight" in self._tensors else None
+        """The weight of an RMS norm of each head, if there is one, in the order of `_paired`."""
+        if f"{name}.weight" not in self._tensors:
+            return None
+        weight, columns = self._norm_weight(name), self._pair_columns()
+        return weight[columns] if columns else weight
 
     def _norm_weight(self, name: str) -> torch.Tensor:
         """What a norm multiplies by."""
@@ -201,18 +205,24 @@ class DecoderWeights(ABC):
         """A product whose first `rows` outputs are heads of queries and keys: if their rotary embeddings are partial or
         interleaved, the columns of each head in another order, in which both of a pair are half a head apart, as in
         embeddings over the whole head. Scores are the same in any order."""
+        columns = self._pair_columns()
+        if not columns:
+            return linear
+        order = torch.arange(len(linear.weight))
+        order[:rows] = order[:rows].view(-1, len(columns))[:, columns].reshape(-1)
+        weight = linear.weight.take(order) if isinstance(linear.weight, QuantizedWeight) else linear.weight[order]
+        return Linear(weight, None if linear.bias is None else linear.bias[order], linear.names)
+
+    def _pair_columns(self) -> list[int]:
+        """The order of a head's columns for `_paired`; empty: as they are."""
         dim, rotated = self._spec.head_dim, 2 * len(self._spec.frequencies)
         if rotated == 0 or (rotated == dim and not self.interleaved):
-            return linear
+            return []
         middle = (rotated + dim) // 2
         first, second = (0, rotated // 2, 1), (rotated // 2, rotated, 1)  # of pairs
         if self.interleaved:
             first, second = (0, rotated, 2), (1, rotated, 2)
-        columns = [*range(*first), *range(rotated, middle), *range(*second), *range(middle, dim)]
-        order = torch.arange(len(linear.weight))
-        order[:rows] = order[:rows].view(-1, dim)[:, columns].reshape(-1)
-        weight = linear.weight.take(order) if isinstance(linear.weight, QuantizedWeight) else linear.weight[order]
-        return Linear(weight, None if linear.bias is None else linear.bias[order], linear.names)
+        return [*range(*first), *range(rotated, middle), *range(*second), *range(middle, dim)]
 
     def _head_rows(self, group: int = 1) -> RowRange:
         """The rows of this shard's KV heads; with `group`, of the query heads that share them."""

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts": 12,
         "num_experts_per_tok": 3,
     },
+    "glm4_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "n_routed_experts": 12, "num_experts_per_tok": 3},
     "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt_oss": {
         **ODD,
@@ -70,6 +71,7 @@ VARIANTS = [
     ("cohere2", replace(SETTINGS, dtype="bfloat16")),
     ("qwen2_moe", SETTINGS),
     ("qwen2_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),
+    ("glm4_moe", SETTINGS),
     ("qwen3_moe", SETTINGS),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
     ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),

@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 
 from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
-from services.engine.families.spec import DecoderSpec
+from services.engine.families.spec import DecoderSpec, ExpertsSpec
 from services.engine.parallel.layout import Layout
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
@@ -113,14 +113,16 @@ class PackedExperts:
     router: PackedMatrix
     up: list[PackedMatrix]
     down: list[PackedMatrix]
-    chosen: int
-    normalised: bool
+    correction: torch.Tensor | None  # [experts], float32
+    spec: ExpertsSpec
 
     def struct(self) -> Experts:
         """Points at the tensors of this, which must outlive it."""
         count = len(self.up)
         up, down = ((Matrix * count)(*(one.struct() for one in each)) for each in (self.up, self.down))
-        return Experts(self.router.struct(), up, down, count, self.chosen, self.normalised)
+        spec, correction = self.spec, address(self.correction)
+        sigmoid, scale = spec.sigmoid, spec.scale
+        return Experts(self.router.struct(), up, down, correction, count, spec.chosen, spec.normalised, sigmoid, scale)
 
 
 @dataclass(frozen=True, slots=True)

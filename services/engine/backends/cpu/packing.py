@@ -158,7 +158,7 @@ class Packer:
         router = Packer(self._library, exact, self.threads, self._allocate).matrix(weights.router)
         packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
         up, down = ([pair[i] for pair in packed] for i in range(2))
-        return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
+        return PackedExperts(router, up, down, _float32(weights.correction), spec.experts)
 
     def table(self, table: Table, name: str) -> PackedTable:
         """`name`: of its weight, whose rows are kept as they are stored if they can be."""

@@ -37,9 +37,12 @@ class Experts(Structure):
         ("router", Matrix),
         ("up", POINTER(Matrix)),
         ("down", POINTER(Matrix)),
+        ("correction", c_void_p),
         ("count", c_int32),
         ("chosen", c_int32),
         ("normalised", c_int32),
+        ("sigmoid", c_int32),
+        ("scale", c_float),
     )
 
 

@@ -80,9 +80,14 @@ def _shortened(config: Any, exact: bool) -> Any:
         config.sliding_window = min(config.sliding_window, WINDOW)
     if (spec := spec_of(config)) and spec.experts:
         chosen = spec.experts.chosen
-        config.num_experts = min(spec.experts.count, 2 * chosen) if exact else chosen
+        count = "n_routed_experts" if hasattr(config, "n_routed_experts") else "num_experts"
+        setattr(config, count, min(spec.experts.count, 2 * chosen) if exact else chosen)
         if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) > 1:
             config.mlp_only_layers, config.decoder_sparse_step = [0], 1  # an MLP, and then experts
+        if hasattr(config, "first_k_dense_replace"):
+            config.first_k_dense_replace = min(config.first_k_dense_replace, 1)
+        if hasattr(config, "moe_layer_start_index"):
+            config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval = 1, LAYERS, 1
     config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
     config.pad_token_id = None
     return config

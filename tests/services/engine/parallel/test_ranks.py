@@ -110,9 +110,10 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     ),
     "a shared expert": (
         "qwen2_moe",
-        {**THREE, "moe_intermediate_size": 41, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
+        {**THREE, "moe_intermediate_size": 44, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
         (2, 2),
     ),
+    "corrected experts": ("ernie4_5_moe", {**THREE, "moe_intermediate_size": 44, "intermediate_size": 129}, (2, 2)),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "norms behind, three heads with windows": (
         "exaone4",

@@ -81,6 +81,9 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "granite": LLAMA,
     "smollm3": LLAMA,
     "qwen2_moe": LLAMA,
+    "glm4_moe": LLAMA,
+    "dots1": LLAMA,
+    "ernie4_5_moe": LLAMA,
     "qwen3_moe": LLAMA,  # layers of experts are in test_experts.py
     "olmoe": LLAMA,
     "mixtral": LLAMA,

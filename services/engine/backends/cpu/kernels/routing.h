@@ -9,12 +9,16 @@
 
 // The experts that a layer has instead of one MLP. A token goes to the `chosen` ones with the highest logits of the
 // router, and adds their outputs with shares: the softmax of all logits, or `normalised`, of those that are chosen.
+// `sigmoid`: shares are the sigmoids of logits, `normalised` to a sum of 1. With a correction, experts are chosen by their
+// shares among all plus that.
 // Layers may have an MLP that all tokens go through as well. With one more output of the router, its output has a share:
 // the sigmoid of that logit.
 struct Experts {
     Matrix router;             // [count, hidden], or [count + 1, hidden]
     const Matrix *up, *down;  // [count], as of Layer
-    int32_t count, chosen, normalised;
+    const float* correction;  // [count] or null
+    int32_t count, chosen, normalised, sigmoid;
+    float scale;  // of shares
 
     bool has_shared_gate() const { return router.outputs > count; }
 };
@@ -22,25 +26,41 @@ struct Experts {
 // Chooses experts by a token's logits, best first; of equal ones the first. A token with a logit that is not a number
 // goes to the first experts, with shares that are no numbers.
 inline void choose(const Experts& experts, const float* logits, int* chosen, float* shares) {
-    const bool defined = std::none_of(logits, logits + experts.count, [](float x) { return std::isnan(x); });
-    const auto before = [&](int a, int b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
+    const int count = experts.count;
+    const bool defined = std::none_of(logits, logits + count, [](float x) { return std::isnan(x); });
+    const float highest = *std::max_element(logits, logits + count);
+    const auto weight = [&](int expert) {
+        return experts.sigmoid ? 1.0f / (1.0f + std::exp(-logits[expert])) : std::exp(logits[expert] - highest);
+    };
+    const auto weight_of_all = [&] {
+        float total = 0;
+        for (int expert = 0; expert < count; ++expert) total += weight(expert);
+        return experts.sigmoid ? 1.0f : total;
+    };
+    const float* scores = logits;
+    if (experts.correction) {
+        thread_local std::vector<float> corrected;
+        corrected.resize(count);
+        const float total = weight_of_all();
+        for (int expert = 0; expert < count; ++expert)
+            corrected[expert] = weight(expert) / total + experts.correction[expert];
+        scores = corrected.data();
+    }
+    const auto before = [&](int a, int b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); };
     for (int rank = 0; rank < experts.chosen; ++rank) {
         int best = defined ? -1 : rank;
-        for (int expert = 0; defined && expert < experts.count; ++expert)
+        for (int expert = 0; defined && expert < count; ++expert)
             if ((best < 0 || before(expert, best)) && (!rank || before(chosen[rank - 1], expert))) best = expert;
         chosen[rank] = best;
     }
     float total = 0;
     for (int rank = 0; rank < experts.chosen; ++rank) {
-        shares[rank] = std::exp(logits[chosen[rank]] - logits[chosen[0]]);
+        shares[rank] = weight(chosen[rank]);
         total += shares[rank];
     }
-    if (!experts.normalised) {
-        total = 0;
-        for (int expert = 0; expert < experts.count; ++expert) total += std::exp(logits[expert] - logits[chosen[0]]);
-    }
+    if (!experts.normalised) total = weight_of_all();
     if (!defined) total = NAN;
-    for (int rank = 0; rank < experts.chosen; ++rank) shares[rank] /= total;
+    for (int rank = 0; rank < experts.chosen; ++rank) shares[rank] = shares[rank] / total * experts.scale;
 }
 
 // The rows that one expert computes, one after another.
