@@ -66,8 +66,7 @@ class CpuDecoder(RankDecoder):
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self.parallel = part.parallel
         self._embedding, self._positions = packed.embedding, packed.positions
-        scale = torch.tensor(part.embedding_scale)
-        self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
+        self._embedding_scale = packed.served_scale(part.embedding_scale)
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
         self.as_stored: Mapping[str, bool] = packed.as_stored

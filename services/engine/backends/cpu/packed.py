@@ -171,6 +171,7 @@ class PackedModel:
     layout: Layout
     threads: int
     units: str  # of the processor that bfloat16 products are packed for; empty if there are none
+    dtype: torch.dtype  # that is served
     cache_dtype: torch.dtype  # of keys and values
     layers: list[PackedLayer]
     last_norm: PackedNorm | None  # on the last stage
@@ -179,6 +180,11 @@ class PackedModel:
     positions: PackedTable | None  # on the first stage, of a model that learns them
     bytes_read: int  # of the checkpoint
     as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
+
+    def served_scale(self, scale: float) -> float:
+        """A factor of an embedding, as it is served."""
+        exact = torch.tensor(scale)
+        return float(exact.to(self.dtype) if self.spec.rounds_embedding_scale else exact)
 
     @property
     def kind(self) -> WeightKind:

@@ -54,6 +54,7 @@ class CpuSetup:
     library: ctypes.CDLL  # the compiled kernels
     spec: DecoderSpec  # of the whole model
     weights: DecoderWeights  # of the rank's shard
+    dtype: torch.dtype  # that is served
     weight_dtype: torch.dtype
     cache_dtype: torch.dtype
     threads: int
@@ -71,6 +72,7 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         layout=layout,
         threads=setup.threads,
         units=packer.units,
+        dtype=setup.dtype,
         cache_dtype=setup.cache_dtype,
         layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
