@@ -47,6 +47,31 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
+# a layer with a window, one without and with other heads, and one of each that attends to the keys of these
+_GEMMA4 = {
+    **_GROUPED,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": 320,
+    "hidden_size_per_layer_input": 16,
+    "final_logit_softcapping": 20.0,
+    "tie_word_embeddings": False,
+}
+# the dense variants: values are keys in layers without a window
+_GEMMA4_UNIFIED = {
+    **_GROUPED,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "num_key_value_heads": 4,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "tie_word_embeddings": False,
+}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -108,6 +133,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4_UNIFIED,
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},
     "gemma": {**_GROUPED, "tie_word_embeddings": False},  # see _GEMMA
@@ -152,6 +179,8 @@ def make_tiny_model(
             for name, buffer in model.named_buffers():
                 if name.endswith("bias"):
                     buffer += 0.2 * torch.randn_like(buffer)
+                if name.endswith("layer_scalar"):
+                    buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     if with_tokenizer:
         _save_tokenizer(folder, vocab_size)

@@ -27,7 +27,7 @@ class Decoder(Protocol):
 
     @property
     def layers(self) -> list[LayerShape]:
-        """What each layer of this decoder keeps of a token."""
+        """What each layer of this decoder keeps of a token, if it keeps any."""
         ...
 
     @property

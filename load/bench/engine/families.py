@@ -152,6 +152,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 2048,
         },
     ),
+    # five layers with keys of their own and five that attend to those, of 15 and 20
+    "Gemma 4 E2B": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 10,
+            "hidden_size": 1536,
+            "intermediate_size": 6144,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "sliding_window": 512,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+            "num_kv_shared_layers": 5,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "Gemma 3 1B": ("gemma3_text", {**_GEMMA3, "hidden_size": 1152, "intermediate_size": 6912}),
 }
 

@@ -30,19 +30,27 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values.
-    `windows`: see DecoderSpec. Of the matrices of `experts`, a token is multiplied by `routed[0]` in `routed[1]`."""
+class LayerAttention:
+    """What a layer's attention computes, and what it keeps of each token. `head_dim`: of queries, keys and values."""
 
-    layers: int
-    projections: tuple[Matrix, ...]
-    output: Matrix  # from the last hidden state to the vocabulary
     heads: int
     kv_heads: int
     head_dim: int
-    weight_bytes: float  # of one of the weights
     kv_bytes: int  # of one head's key or value of a token
-    windows: tuple[int, ...] = ()
+    window: int = 0  # see DecoderSpec
+    has_keys: bool = True  # else it attends to those that another layer has read
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The matrix products of a model, and the attention of each layer. The `last` matrices are those of layers behind
+    the last one that has keys. Of the matrices of `experts`, a token is multiplied by `routed[0]` in `routed[1]`."""
+
+    projections: tuple[Matrix, ...]  # all but the last ones
+    output: Matrix  # from the last hidden state to the vocabulary
+    weight_bytes: float  # of one of the weights
+    attention: tuple[LayerAttention, ...]
+    last: tuple[Matrix, ...] = ()
     experts: tuple[Matrix, ...] = ()
     routed: tuple[int, int] = (1, 1)
 
@@ -56,7 +64,10 @@ class ModelShape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         output = model.get_output_embeddings()
+        layers = range(config.num_hidden_layers)
+        behind = tuple(f".layers.{i}." for i in layers if not _has_keys(config, i))  # these are the last ones
         sizes: Counter[tuple[int, int]] = Counter()
+        last: Counter[tuple[int, int]] = Counter()
         experts: Counter[tuple[int, int]] = Counter()
         routed = 1  # experts of a layer
         for name, module in model.named_modules():
@@ -72,19 +83,13 @@ class ModelShape:
                     continue
                 if not isinstance(module, torch.nn.Linear | Conv1D) and not kind.endswith("Router"):
                     raise ValueError(f"{config.model_type}: the operations of {name} are not known")
-                sizes[_size(module)] += 1
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+                (last if any(part in name for part in behind) else sizes)[_size(module)] += 1
         return cls(
-            layers=config.num_hidden_layers,
             projections=tuple(Matrix(*size, count) for size, count in sizes.items()),
             output=Matrix(*_size(output), 1),
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=head_dim,
             weight_bytes=weight_bytes,
-            kv_bytes=(head_dim + scale_numbers(kept)) * int(kept.itemsize),
-            windows=windows_of(config),
+            attention=tuple(_attention_of(config, i, kept) for i in layers),
+            last=tuple(Matrix(*size, count) for size, count in last.items()),
             experts=tuple(Matrix(*size, count) for size, count in experts.items()),
             routed=(config.num_experts_per_tok, routed) if experts else (1, 1),
         )
@@ -92,14 +97,29 @@ class ModelShape:
     @property
     def stored(self) -> int:
         """The bytes of all weights that an iteration of many tokens reads."""
-        matrices = (*self.projections, *self.experts, self.output)
+        matrices = (*self.projections, *self.last, *self.experts, self.output)
         return round(sum(matrix.elements for matrix in matrices) * self.weight_bytes)
 
     @property
     def widest(self) -> tuple[int, int]:
         """(inputs, outputs) of the largest projections of a layer; those of one size count as one product."""
-        matrix = max(self.projections, key=lambda matrix: matrix.elements)
-        return matrix.inputs, matrix.outputs * max(1, matrix.count // self.layers)
+        matrix = max((*self.projections, *self.last), key=lambda matrix: matrix.elements)
+        return matrix.inputs, matrix.outputs * max(1, matrix.count // len(self.attention))
+
+
+def _attention_of(config: Any, index: int, kept: torch.dtype) -> LayerAttention:
+    own, windows = config.per_layer_config[index], windows_of(config)
+    heads = own.num_attention_heads
+    head_dim = getattr(own, "head_dim", None) or own.hidden_size // heads
+    kv_heads = getattr(own, "num_key_value_heads", None) or heads
+    kv_bytes = (head_dim + scale_numbers(kept)) * int(kept.itemsize)
+    window = windows[index] if windows else 0
+    return LayerAttention(heads, kv_heads, head_dim, kv_bytes, window, _has_keys(config, index))
+
+
+def _has_keys(config: Any, index: int) -> bool:
+    shared: int = getattr(config, "num_kv_shared_layers", None) or 0
+    return index < int(config.num_hidden_layers) - shared
 
 
 def _size(module: Any) -> tuple[int, int]:
@@ -144,10 +164,11 @@ class Operation:
 def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
     """The operations of an iteration over these spans.
 
-    A projection reads its weights once. Of the experts, those are read that some token goes to: as many as are expected
-    if all are equally likely. The output matrix is multiplied by the rows that sample. Attention reads each
-    key and value of a request once (those of the iteration are written instead) and takes 4 * head_dim operations for
-    each head, query and key. Activations, norms, rotary embeddings, the embedding's rows and the sampler are left out.
+    A projection reads its weights once. The last ones are multiplied by the rows that sample, as is the output matrix.
+    Of the experts, those are read that some token goes to: as many as are expected if all are equally likely. Attention
+    reads each key and value of a request once (those of the iteration are written instead) and takes 4 * head_dim
+    operations for each head, query and key, in layers behind the last one that has keys for the queries that sample.
+    Activations, norms, rotary embeddings, the embedding's rows and the sampler are left out.
     """
     tokens = sum(span.tokens for span in spans)
     for matrix in shape.projections:
@@ -158,16 +179,27 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
         moved = round(read * matrix.elements * shape.weight_bytes)
         yield Operation("projections", moved, 2 * tokens * matrix.elements * chosen // count)
     if sampled := sum(span.samples for span in spans):
+        for matrix in shape.last:
+            yield _product("projections", shape, matrix, sampled)
         yield _product("output", shape, shape.output, sampled)
-    layers = Counter(shape.windows or [0] * shape.layers)
+    layers = Counter(shape.attention)
     for span in spans:
-        positions = sum(count * span.positions(window) for window, count in layers.items())
-        keys = sum(count * span.keys(window) for window, count in layers.items())
         yield Operation(
             "attention",
-            positions * 2 * shape.kv_heads * shape.kv_bytes,
-            keys * 4 * shape.heads * shape.head_dim,
+            sum(count * _bytes_read(layer, span) for layer, count in layers.items()),
+            sum(count * _scored(layer, span) * 4 * layer.heads * layer.head_dim for layer, count in layers.items()),
         )
+
+
+def _bytes_read(layer: LayerAttention, span: Span) -> int:
+    return span.positions(layer.window) * 2 * layer.kv_heads * layer.kv_bytes if layer.has_keys else 0
+
+
+def _scored(layer: LayerAttention, span: Span) -> int:
+    """How many keys its queries attend to, over all queries that are computed."""
+    if layer.has_keys:
+        return span.keys(layer.window)
+    return Span(span.context + span.tokens - 1, 1).keys(layer.window) if span.samples else 0
 
 
 def _product(kind: Kind, shape: ModelShape, matrix: Matrix, rows: int) -> Operation:

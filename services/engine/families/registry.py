@@ -17,6 +17,7 @@ from services.engine.families.corrected_experts import Dots1, Ernie45Moe, Glm4Mo
 from services.engine.families.exaone4 import Exaone4
 from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
+from services.engine.families.gemma4 import Gemma4
 from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
@@ -68,6 +69,8 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "gemma": Gemma1,
     "gemma2": Gemma,
     "gemma3_text": Gemma,
+    "gemma4_text": Gemma4,
+    "gemma4_unified_text": Gemma4,
 }
 
 LAYERS = frozenset({"full_attention", "sliding_attention"})  # of `layer_types`
@@ -102,8 +105,9 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
     from services.engine.families.config import load_config
 
     config = load_config(folder)
-    whole = json.loads((folder / "config.json").read_text()).get("model_type") == config.model_type
-    spec = spec_of(config) if whole else None  # the text part of another model has other names of tensors
+    kind, family = json.loads((folder / "config.json").read_text()).get("model_type"), FAMILIES.get(config.model_type)
+    read = kind == config.model_type or (family and kind in family.wholes)
+    spec = spec_of(config) if read else None  # the text part of another model has other names of tensors
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))

@@ -33,6 +33,20 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadsSpec:
+    """The heads of a layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of each KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
     `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
@@ -46,6 +60,15 @@ class DecoderSpec:
     `windows` has a number for each layer: how many tokens a token attends to, itself and those before it; 0: to all.
     Empty: no layer has a window. A soft cap c makes c * tanh(x / c) of a number x; 0: none. `sinks`: each head has a
     score of its own that takes part in the softmax and has no value.
+
+    `kv_layers` has a number for each layer: that of the layer whose keys and values it attends to, its own or an
+    earlier one; a layer that attends to those of another computes none. `values_are_keys` says of each layer whether
+    its values are what its keys are before norm and rotary embeddings. With `value_norms`, values are divided by their
+    root mean square.
+
+    With `layer_inputs` n, each layer gets n more numbers of a token, p: the token's row of a second embedding times
+    `layer_inputs_scale`, plus the norm of a product of the first embedding, and all that times 2^-0.5. Behind its MLP
+    it adds norm(down(activation(gate x) * p)).
 
     With a `swiglu_limit`, a gated MLP is that of GPT-OSS: down(g * sigmoid(swiglu_alpha * g) * (u + 1)), where g is
     gate x but at most the limit, and u is up x between the limit and its negative.
@@ -72,6 +95,13 @@ class DecoderSpec:
     windows: tuple[int, ...] = ()
     local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
     local_rotary_scale: float = 1.0  # with `local_frequencies`
+    local_heads: HeadsSpec | None = None  # of layers with a window; None: the same as of the others
+    kv_layers: tuple[int, ...] = ()  # empty: each layer's own
+    values_are_keys: tuple[bool, ...] = ()  # empty: of no layer
+    value_norms: bool = False
+    intermediates: tuple[int, ...] = ()  # of each layer; empty: `intermediate`
+    layer_inputs: int = 0  # 0: none
+    layer_inputs_scale: float = 1.0
     soft_cap: float = 0.0  # of attention scores
     logits_soft_cap: float = 0.0
     pre_norms: bool = True
@@ -109,6 +139,36 @@ class DecoderSpec:
         """Whether this layer of the model has experts."""
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
 
+    def window(self, layer: int) -> int:
+        """How many tokens a token attends to in this layer of the model; 0: to all."""
+        return self.windows[layer] if self.windows else 0
+
+    @property
+    def kinds_of_heads(self) -> list[HeadsSpec]:
+        """Those of layers without a window, and of layers with one if they are others."""
+        heads = HeadsSpec(self.heads, self.kv_heads, self.head_dim)
+        return [heads, self.local_heads] if self.local_heads else [heads]
+
+    def kind_of_heads(self, layer: int) -> int:
+        """Which of them this layer of the model has."""
+        return int(self.local_heads is not None and self.window(layer) > 0)
+
+    def heads_of(self, layer: int) -> HeadsSpec:
+        """The heads of this layer of the model."""
+        return self.kinds_of_heads[self.kind_of_heads(layer)]
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer of the model whose keys and values this one attends to."""
+        return self.kv_layers[layer] if self.kv_layers else layer
+
+    def has_values(self, layer: int) -> bool:
+        """Whether this layer of the model has a product for values."""
+        return self.kv_layer(layer) == layer and not (self.values_are_keys and self.values_are_keys[layer])
+
+    def intermediate_of(self, layer: int) -> int:
+        """The intermediate size of this layer of the model."""
+        return self.intermediates[layer] if self.intermediates else self.intermediate
+
     @property
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
@@ -116,6 +176,7 @@ class DecoderSpec:
         norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
         caps = self.soft_cap or self.logits_soft_cap
         others = self.parallel or self.windows or caps or self.experts or self.sinks or self.swiglu_limit
+        others = others or self.kv_layers or self.values_are_keys or self.value_norms or self.layer_inputs
         return self.activation == plain and norms and not others
 
     @property
@@ -126,4 +187,8 @@ class DecoderSpec:
     @property
     def scaling(self) -> float:
         """The factor of attention scores."""
-        return self.attention_scale or float(self.head_dim**-0.5)
+        return self.scaling_of(self.head_dim)
+
+    def scaling_of(self, head_dim: int) -> float:
+        """The same for heads of this size."""
+        return self.attention_scale or float(head_dim**-0.5)

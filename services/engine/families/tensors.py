@@ -167,9 +167,11 @@ class RandomTensors:
         device: torch.device,
         deviation: float = DEVIATION,
         groups: Mapping[str, GroupFormat] | None = None,
+        query_norms: float = 1.0,
     ) -> None:
         """`groups`: of weights that are quantised, see Tensors. Experts that are quantised are weights one by one, as
-        in the checkpoint, and transformers' tensors have the same numbers."""
+        in the checkpoint, and transformers' tensors have the same numbers. `query_norms`: about what norms of queries
+        multiply by."""
         from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
@@ -180,6 +182,9 @@ class RandomTensors:
             for name, module in model.named_modules()
             if len(self._shapes.get(f"{name}.weight", ())) == 1
         }
+        for name in self._norms:
+            if name.endswith("q_norm.weight"):
+                self._norms[name] += query_norms - 1.0
         self._dtype = dtype
         self._device = device
         self._deviation = deviation

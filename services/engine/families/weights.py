@@ -41,11 +41,20 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputsWeights:
+    """What a layer does with the numbers that it gets of a token; see DecoderSpec. Every shard has all of it."""
+
+    gate: Linear
+    down: Linear
+    norm: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one layer. Norms are Linears whose weight is a vector, and None where a layer has none."""
 
     attention_norm: Linear | None
-    qkv: Linear  # queries, keys, values
+    qkv: Linear  # queries, keys, values; without the latter where a layer has none of its own
     query_norm: torch.Tensor | None  # [head_dim], or of all heads
     key_norm: torch.Tensor | None
     output: Linear
@@ -56,6 +65,8 @@ class LayerWeights:
     mlp_post_norm: Linear | None = None
     experts: ExpertsWeights | None = None
     sinks: torch.Tensor | None = None  # [heads]
+    inputs: LayerInputsWeights | None = None
+    scale: float = 1.0  # x is multiplied by it behind the layer, which has norms behind attention and MLP
 
 
 class Table(NamedTuple):
@@ -63,6 +74,16 @@ class Table(NamedTuple):
 
     rows: Weight  # [rows, hidden]
     first: int
+
+
+class InputsOfLayersWeights(NamedTuple):
+    """What the numbers that layers get of a token are made of; see DecoderSpec. Those of all layers are one after
+    another."""
+
+    table: Table  # [rows, layers * numbers]
+    table_name: str
+    projection: Linear  # [layers * numbers, hidden]
+    norm: Linear  # of each layer's numbers
 
 
 class DecoderWeights(ABC):
@@ -77,6 +98,8 @@ class DecoderWeights(ABC):
         self._shard = shard
 
     # What a family implements.
+
+    wholes: ClassVar[frozenset[str]] = frozenset()  # transformers' `model_type` of models whose text part it reads, too
 
     @staticmethod
     @abstractmethod
@@ -99,6 +122,10 @@ class DecoderWeights(ABC):
     def positions_name(self) -> str:
         """The embedding of positions, for a family that learns them."""
         raise AssertionError(f"{self._spec.family} learns no positions")
+
+    def inputs_of_layers(self) -> InputsOfLayersWeights:
+        """For a family whose layers get numbers of each token."""
+        raise AssertionError(f"{self._spec.family} has no inputs of layers")
 
     # What backends read.
 
@@ -233,10 +260,11 @@ class DecoderWeights(ABC):
 def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
     them; `local`: of the layers with a window, if those have others. Columns without a frequency turn nothing."""
+    heads = spec.local_heads if local else None
     assert not spec.long_frequencies, "see DecoderSpec.for_length"
     frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
     scale = spec.local_rotary_scale if local else spec.rotary_scale
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    still = (0, spec.head_dim // 2 - len(frequencies))
+    still = (0, (heads.head_dim if heads else spec.head_dim) // 2 - len(frequencies))
     cosines, sines = angles.cos() * scale, angles.sin() * scale
     return pad(cosines, still, value=1.0), pad(sines, still)

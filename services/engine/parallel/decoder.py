@@ -82,12 +82,12 @@ class RankDecoder(ABC):
     @property
     def layers(self) -> list[LayerShape]:
         """See Decoder."""
-        return _shapes(self._part)
+        return _shapes(self._part, *self._layout.layers(self._spec.layers))
 
     @property
     def layers_in_memory(self) -> list[LayerShape]:
         """See Decoder. All ranks of a CPU share its memory; a GPU has one rank."""
-        return _shapes(self._spec if self._device.type == "cpu" else self._part)
+        return _shapes(self._spec, 0, self._spec.layers) if self._device.type == "cpu" else self.layers
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""
@@ -137,5 +137,7 @@ class RankDecoder(ABC):
         return logits if layout.samples else None
 
 
-def _shapes(part: DecoderSpec) -> list[LayerShape]:
-    return [LayerShape(part.kv_heads, part.head_dim, part.head_dim)] * part.layers
+def _shapes(part: DecoderSpec, first: int, end: int) -> list[LayerShape]:
+    """Of these layers of the model, without those that attend to the keys and values of others."""
+    own = [part.heads_of(layer) for layer in range(first, end) if part.kv_layer(layer) == layer]
+    return [LayerShape(heads.kv_heads, heads.head_dim, heads.head_dim) for heads in own]

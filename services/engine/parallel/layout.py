@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.engine.families.spec import DecoderSpec, ExpertsSpec
+from services.engine.families.spec import DecoderSpec, ExpertsSpec, HeadsSpec
 from services.errors import SettingsError
 
 RowRange = tuple[int, int]  # first, end
@@ -80,26 +80,44 @@ class Layout:
     def part_of(self, spec: DecoderSpec) -> DecoderSpec:
         """The spec of this rank's part: its layers, and its share of each. Raises SettingsError if the model cannot be
         split this way."""
-        if self.tp > spec.kv_heads:
-            raise SettingsError(f"tp={self.tp} is over the model's {spec.kv_heads} KV heads")
+        kv_heads = min(heads.kv_heads for heads in spec.kinds_of_heads)
+        if self.tp > kv_heads:
+            raise SettingsError(f"tp={self.tp} is over the model's {kv_heads} KV heads")
         if self.pp > spec.layers:
             raise SettingsError(f"pp={self.pp} is over the model's {spec.layers} layers")
         if self.tp > 1 and spec.norms_all_heads:
             raise SettingsError(f"tp={self.tp}: the model's norms of queries and keys run over all heads")
+        if self.pp > 1 and spec.layer_inputs:
+            raise SettingsError(f"pp={self.pp}: all layers of the model get numbers of each token that the first makes")
+        for stage in range(self.pp):
+            self._check_stage(spec, *Shard(stage, self.pp).of(spec.layers))
         first, end = self.layers(spec.layers)
-        kv_heads = self.shard.share(spec.kv_heads)
+        heads = [self._part_of_heads(each) for each in spec.kinds_of_heads]
         return replace(
             spec,
             layers=end - first,
-            heads=kv_heads * spec.group,
-            kv_heads=kv_heads,
+            heads=heads[0].heads,
+            kv_heads=heads[0].kv_heads,
+            local_heads=heads[1] if len(heads) > 1 else None,
             intermediate=self.shard.share(spec.intermediate),
+            intermediates=tuple(self.shard.share(size) for size in spec.intermediates),
             experts=spec.experts and self._part_of_experts(spec.experts),
         )
 
     def _part_of_experts(self, experts: ExpertsSpec) -> ExpertsSpec:
         share = self.shard.share
         return replace(experts, intermediate=share(experts.intermediate), shared=share(experts.shared))
+
+    def _check_stage(self, spec: DecoderSpec, first: int, end: int) -> None:
+        for layer in range(first, end):
+            if (read := spec.kv_layer(layer)) < first:
+                raise SettingsError(
+                    f"pp={self.pp}: layer {layer} of the model attends to the keys of layer {read}, in another stage"
+                )
+
+    def _part_of_heads(self, heads: HeadsSpec) -> HeadsSpec:
+        kv_heads = self.shard.share(heads.kv_heads)
+        return replace(heads, heads=kv_heads * heads.group, kv_heads=kv_heads)
 
     def __str__(self) -> str:
         return f"tp{self.tp} pp{self.pp}"

@@ -120,7 +120,7 @@ def cpu_setup(
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
     library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
-    return CpuSetup(library, spec, weights, kept, cached, torch.get_num_threads(), length, allocate)
+    return CpuSetup(library, spec, weights, dtype, kept, cached, torch.get_num_threads(), length, allocate)
 
 
 def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -> str:

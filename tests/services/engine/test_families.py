@@ -75,6 +75,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts without a bias in attention": ("gpt_oss", {"attention_bias": False}),
     "experts beyond the limit of their gates": ("gpt_oss", {"swiglu_limit": 0.2, "swiglu_alpha": 0.7}),
     "shares of the chosen experts alone": ("qwen3_moe", {"norm_topk_prob": True}),
+    "shared keys, MLPs of one size": ("gemma4_text", {"use_double_wide_mlp": False}),
+    "no inputs of layers, keys as values": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True},
+    ),
+    "inputs of layers that are no whole vectors": ("gemma4_text", {"hidden_size_per_layer_input": 20}),
+    "no shared keys": ("gemma4_text", {"num_kv_shared_layers": 0}),
+    "shared keys in a dense variant": (
+        "gemma4_unified_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "a bias in attention, equal heads": ("gemma4_unified_text", {"attention_bias": True, "global_head_dim": 16}),
+    "no windows": ("gemma4_unified_text", {"layer_types": ["full_attention"] * 2}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama3 rope": (
         "llama",
@@ -143,14 +161,19 @@ def test_longrope_is_chosen_by_the_longest_request(
         ("cohere", {"use_qk_norm": True}),
         ("glm4_moe", {"n_group": 2, "topk_group": 1}),
         ("ernie4_5_moe", {"use_bias": True}),
+        ("gemma4_text", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}),
+        ("gemma4_text", {"hidden_activation": "silu"}),
+        ("gemma4_text", {"vocab_size_per_layer_input": 100}),
+        ("gemma4_unified_text", {"sliding_window": 300}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],
 )
 def test_what_the_fast_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
-    plain = AutoConfig.for_model(family, **TINY[family])
-    assert (spec_of(plain) is None) == (family == "opt")
-    assert spec_of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None
+    fields = {"vocab_size": 320, **TINY[family]}
+    assert (spec_of(AutoConfig.for_model(family, **fields)) is None) == (family == "opt")
+    assert spec_of(AutoConfig.for_model(family, **{**fields, **changes})) is None
 
 
 def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:

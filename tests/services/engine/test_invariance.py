@@ -52,6 +52,26 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": 280},
     "gemma2": {"sliding_window": 9, **ODD, **LONG},
     "gemma3_text": {"sliding_window": 100, "head_dim": 256, "num_key_value_heads": 1, **LONG},
+    # 16 query heads share a key head
+    "gemma4_text": {
+        **LONG,
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "sliding_window": 100,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 20,
+    },
+    "gemma4_unified_text": {
+        **ODD,
+        **LONG,
+        "sliding_window": 40,
+        "num_key_value_heads": 3,
+        "global_head_dim": 72,
+        "num_global_key_value_heads": 1,
+    },
 }
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
 VARIANTS = [
@@ -81,6 +101,11 @@ VARIANTS = [
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
     ("gemma2", SETTINGS),
     ("gemma3_text", replace(SETTINGS, dtype="bfloat16")),
+    ("gemma4_text", SETTINGS),
+    ("gemma4_text", replace(SETTINGS, dtype="bfloat16")),
+    ("gemma4_text", replace(SETTINGS, dtype="bfloat16", kv_cache_dtype="int8_per_token_head")),
+    ("gemma4_unified_text", SETTINGS),
+    ("gemma4_unified_text", replace(SETTINGS, dtype="bfloat16", weights="int8")),
     ("mistral", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16", weights="int8", kv_cache_dtype="int8_per_token_head")),
     ("gpt2", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),

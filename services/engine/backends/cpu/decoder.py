@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from services.engine.backends.cpu.packed import PackedMatrix, PackedModel, PackedTable, WeightKind
-from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
+from services.engine.backends.cpu.structs import Batch, Heads, InputsOfLayers, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
@@ -33,6 +33,10 @@ class CpuDecoder(RankDecoder):
         part = self._part
         self._library, self._packed = library, packed
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
+        kinds, inputs_scale = part.kinds_of_heads, packed.served_scale(part.layer_inputs_scale)
+        self._heads = (Heads * len(kinds))(
+            *(Heads(k.heads, k.kv_heads, k.head_dim, 0, part.scaling_of(k.head_dim), part.soft_cap) for k in kinds)
+        )
         groups = packed.layers[0].output.groups
         self.weight_dtype, self.cache_dtype = torch.bfloat16 if groups else packed.kind.dtype, packed.cache_dtype
         self.weight_bytes = groups.bytes if groups else self.weight_dtype.itemsize
@@ -44,31 +48,35 @@ class CpuDecoder(RankDecoder):
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
-            intermediate=max(part.intermediate, part.experts.shared if part.experts else 0),
             layer_norm=part.layer_norm,
             norms_all_heads=part.norms_all_heads,
             norms_after_rotary=part.norms_after_rotary,
+            value_norms=part.value_norms,
             parallel=part.parallel,
             gated=part.gated,
+            widest=max(layer.widest for layer in packed.layers),
+            qkv_width=max(layer.qkv.outputs for layer in packed.layers),
+            writing_layers=1 + max(i for i, layer in enumerate(packed.layers) if layer.has_keys),
+            heads_count=len(self._heads),
             threads=packed.threads,
             activation=part.activation,
             epsilon=part.epsilon,
             logits_soft_cap=part.logits_soft_cap,
             swiglu_alpha=part.swiglu_alpha,
             swiglu_limit=part.swiglu_limit,
-            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling, part.soft_cap),
+            heads=self._heads,
             layers=self._layers,
             last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),
             vocabulary=packed.vocabulary.struct() if packed.vocabulary else Matrix(),
+            inputs=packed.inputs.struct(part, inputs_scale) if packed.inputs else InputsOfLayers(),
             buffers=library.orca_new_buffers(),
         )
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self.parallel = part.parallel
         self._embedding, self._positions = packed.embedding, packed.positions
-        scale = torch.tensor(part.embedding_scale)
-        self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
-        self._x, self._logits = ReusedBuffer(), ReusedBuffer()
+        self._embedding_scale = packed.served_scale(part.embedding_scale)
+        self._x, self._logits, self._layer_inputs = ReusedBuffer(), ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
         self.as_stored: Mapping[str, bool] = packed.as_stored
         self.memory = tensor_bytes(packed)
@@ -80,10 +88,15 @@ class CpuDecoder(RankDecoder):
     def bind(self, cache: KVCache) -> None:
         """See Decoder."""
         self._cache = cache
-        self._model.heads.block_size = cache.block_size
+        for heads in self._heads:
+            heads.block_size = cache.block_size
         self._model.cache_kind = CACHE_KINDS.index(cache.dtype)
-        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        first, end = self._layout.layers(self._spec.layers)
+        owners = [layer for layer in range(first, end) if self._spec.kv_layer(layer) == layer]
+        places = {layer: i for i, layer in enumerate(owners)}
+        for i, layer in enumerate(self._layers, first):
+            place = places[self._spec.kv_layer(i)]
+            layer.keys, layer.values = cache.keys[place].data_ptr(), cache.values[place].data_ptr()
 
     def begin(self, batch: FlatBatch) -> CpuForwardPass:
         return CpuForwardPass(self, batch)
@@ -134,10 +147,24 @@ class CpuDecoder(RankDecoder):
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 
-    def add(self, half: int, change: torch.Tensor, x: torch.Tensor) -> None:
-        """Add to x [tokens, hidden] what a half of a layer computed, if it is the sum of several ranks' `partial`."""
-        model = ctypes.byref(self._model)
-        self._library.orca_add(model, half, _pointer(change), len(x), _pointer(x))
+    def add(self, batch: Batch, half: int, change: torch.Tensor, x: torch.Tensor) -> None:
+        """Add to x [tokens, hidden] what a half of a layer computed, if it is the sum of several ranks' `partial`; and
+        what the layer adds behind its MLP."""
+        model, of_batch = ctypes.byref(self._model), ctypes.byref(batch)
+        self._library.orca_add(model, of_batch, half, _pointer(change), _pointer(x))
+
+    def layer_inputs(self, batch: FlatBatch, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor | None:
+        """The numbers of each token that layers get [tokens, layers * numbers]; x is that before the first layer. None
+        if they get none."""
+        inputs = self._packed.inputs
+        if inputs is None:
+            return None
+        found = self._layer_inputs(len(batch.input_ids), inputs.projection.outputs)
+        found[:] = self._look_up(inputs.table, batch.input_ids, self._layout.tp == 1)
+        if all_reduce:
+            found = all_reduce(found)
+        self._library.orca_layer_inputs(ctypes.byref(self._model), _pointer(x), len(x), _pointer(found))
+        return found
 
     def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
         """See ForwardPass."""
@@ -160,12 +187,15 @@ class CpuForwardPass:
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> None:
         """See ForwardPass."""
         decoder, halves = self._decoder, self._decoder.halves
+        inputs = decoder.layer_inputs(self._batch, x, all_reduce)
+        if inputs is not None:
+            self._struct.layer_inputs = inputs.data_ptr()
         if all_reduce is None:
             return decoder.run_halves(self._struct, 0, halves, x)
         partial = torch.empty_like(x)
         for half in range(0, halves, 2 if decoder.parallel else 1):
             decoder.run_halves(self._struct, half, half + 1, x, partial)
-            decoder.add(half, all_reduce(partial), x)
+            decoder.add(self._struct, half, all_reduce(partial), x)
         return None
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import torch
 
-from services.engine.backends.cpu.structs import Experts, Groups, Layer, Matrix, Norm
+from services.engine.backends.cpu.structs import Experts, Groups, InputsOfLayers, Layer, LayerInputs, Matrix, Norm
 from services.engine.families.spec import DecoderSpec, ExpertsSpec
 from services.engine.parallel.layout import Layout
 
@@ -126,6 +126,19 @@ class PackedExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayerInputs:
+    """See LayerInputsWeights."""
+
+    gate: PackedMatrix
+    down: PackedMatrix
+    norm: PackedNorm
+
+    def struct(self) -> LayerInputs:
+        """Points at the tensors of this, which must outlive it."""
+        return LayerInputs(self.gate.struct(), self.down.struct(), self.norm.struct())
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One layer; see LayerWeights."""
 
@@ -143,6 +156,17 @@ class PackedLayer:
     rotary: Rotary | None
     sinks: torch.Tensor | None  # [heads], float32
     window: int  # 0: none
+    heads: int  # which of `kinds_of_heads` of the spec
+    has_keys: bool
+    has_values: bool
+    scale: float
+    inputs: PackedLayerInputs | None
+
+    @property
+    def widest(self) -> int:
+        """The most numbers of a token between two products."""
+        last = [self.output, self.down, self.inputs.down if self.inputs else None]
+        return max(matrix.inputs for matrix in last if matrix)
 
     def struct(self) -> Layer:
         """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
@@ -162,6 +186,31 @@ class PackedLayer:
             sines=address(self.rotary[1]) if self.rotary else None,
             sinks=address(self.sinks),
             window=self.window or NO_WINDOW,
+            heads=self.heads,
+            has_keys=self.has_keys,
+            has_values=self.has_values,
+            scale=self.scale,
+            inputs=self.inputs.struct() if self.inputs else LayerInputs(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInputsOfLayers:
+    """See InputsOfLayersWeights."""
+
+    table: PackedTable
+    projection: PackedMatrix
+    norm: PackedNorm
+
+    def struct(self, spec: DecoderSpec, scale: float) -> InputsOfLayers:
+        """Points at the tensors of this, which must outlive it. `scale`: of the table. The factor hidden^-0.5 of
+        the product is in epsilon, since norms do not depend on the scale of x otherwise."""
+        return InputsOfLayers(
+            numbers=spec.layer_inputs,
+            rows_factor=scale * 0.5**0.5,
+            projection=self.projection.struct(),
+            norm=self.norm.struct(),
+            epsilon=spec.epsilon * spec.hidden,
         )
 
 
@@ -173,14 +222,21 @@ class PackedModel:
     layout: Layout
     threads: int
     units: str  # of the processor that bfloat16 products are packed for; empty if there are none
+    dtype: torch.dtype  # that is served
     cache_dtype: torch.dtype  # of keys and values
     layers: list[PackedLayer]
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
     embedding: PackedTable | None  # on the first stage
     positions: PackedTable | None  # on the first stage, of a model that learns them
+    inputs: PackedInputsOfLayers | None
     bytes_read: int  # of the checkpoint
     as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
+
+    def served_scale(self, scale: float) -> float:
+        """A factor of an embedding, as it is served."""
+        exact = torch.tensor(scale)
+        return float(exact.to(self.dtype) if self.spec.rounds_embedding_scale else exact)
 
     @property
     def kind(self) -> WeightKind:

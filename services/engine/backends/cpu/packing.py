@@ -16,7 +16,9 @@ from services.engine.backends.cpu.packed import (
     Coding,
     PackedExperts,
     PackedGroups,
+    PackedInputsOfLayers,
     PackedLayer,
+    PackedLayerInputs,
     PackedMatrix,
     PackedModel,
     PackedNorm,
@@ -32,6 +34,8 @@ from services.engine.families.values import Values
 from services.engine.families.weights import (
     DecoderWeights,
     ExpertsWeights,
+    InputsOfLayersWeights,
+    LayerInputsWeights,
     LayerWeights,
     Linear,
     Table,
@@ -54,6 +58,7 @@ class CpuSetup:
     library: ctypes.CDLL  # the compiled kernels
     spec: DecoderSpec  # of the whole model
     weights: DecoderWeights  # of the rank's shard
+    dtype: torch.dtype  # that is served
     weight_dtype: torch.dtype
     cache_dtype: torch.dtype
     threads: int
@@ -71,6 +76,7 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         layout=layout,
         threads=setup.threads,
         units=packer.units,
+        dtype=setup.dtype,
         cache_dtype=setup.cache_dtype,
         layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
@@ -79,6 +85,7 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         positions=packer.table(weights.positions(), weights.positions_name)
         if layout.is_first and not part.rotary
         else None,
+        inputs=packer.inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None,
         bytes_read=weights.bytes_read,
         as_stored=packer.as_stored,
     )
@@ -98,9 +105,8 @@ def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer
     local = rotary_table(spec, length, True) if spec.local_frequencies else rotary
     layers = []
     for i in range(*layout.layers(spec.layers)):
-        window = spec.windows[i] if spec.windows else 0
-        table = None if not spec.rotates(i) else local if window else rotary
-        layers.append(packer.layer(setup.weights.layer(i), spec, table, window))
+        table = None if not spec.rotates(i) else local if spec.window(i) else rotary
+        layers.append(packer.layer(setup.weights.layer(i), spec, i, table))
     return layers
 
 
@@ -133,7 +139,9 @@ class Packer:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, spec: DecoderSpec, rotary: Rotary | None, window: int) -> PackedLayer:
+    def layer(self, weights: LayerWeights, spec: DecoderSpec, index: int, rotary: Rotary | None) -> PackedLayer:
+        """Layer `index` of the model."""
+        assert weights.scale == 1.0 or spec.post_norms, "only norms behind attention and MLP scale x"
         return PackedLayer(
             attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
@@ -148,8 +156,22 @@ class Packer:
             mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
             rotary=rotary,
             sinks=_float32(weights.sinks),
-            window=window,
+            window=spec.window(index),
+            heads=spec.kind_of_heads(index),
+            has_keys=spec.kv_layer(index) == index,
+            has_values=spec.has_values(index),
+            scale=weights.scale,
+            inputs=self.layer_inputs(weights.inputs) if weights.inputs else None,
         )
+
+    def layer_inputs(self, weights: LayerInputsWeights) -> PackedLayerInputs:
+        return PackedLayerInputs(self.matrix(weights.gate), self.matrix(weights.down), self.norm(weights.norm))
+
+    def inputs_of_layers(self, weights: InputsOfLayersWeights) -> PackedInputsOfLayers:
+        """The norm's weight has the factor of the sum."""
+        norm = Linear(weights.norm.numbers.to(torch.float32) * 0.5**0.5)
+        table = self.table(weights.table, weights.table_name)
+        return PackedInputsOfLayers(table, self.matrix(weights.projection), self.norm(norm))
 
     def experts(self, weights: ExpertsWeights, spec: DecoderSpec) -> PackedExperts:
         """The router is not kept in eight bits: an error there would choose other experts."""

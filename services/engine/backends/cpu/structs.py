@@ -46,6 +46,20 @@ class Experts(Structure):
     )
 
 
+class LayerInputs(Structure):
+    _fields_ = (("gate", Matrix), ("down", Matrix), ("norm", Norm))
+
+
+class InputsOfLayers(Structure):
+    _fields_ = (
+        ("numbers", c_int32),
+        ("rows_factor", c_float),
+        ("projection", Matrix),
+        ("norm", Norm),
+        ("epsilon", c_float),
+    )
+
+
 class Layer(Structure):
     _fields_ = (
         ("attention_norm", Norm),
@@ -64,6 +78,11 @@ class Layer(Structure):
         ("sines", c_void_p),
         ("sinks", c_void_p),
         ("window", c_int32),
+        ("heads", c_int32),
+        ("has_keys", c_int32),
+        ("has_values", c_int32),
+        ("scale", c_float),
+        ("inputs", LayerInputs),
         ("experts", Experts),
     )
 
@@ -83,12 +102,16 @@ class Model(Structure):
     _fields_ = (
         ("layer_count", c_int32),
         ("hidden", c_int32),
-        ("intermediate", c_int32),
         ("layer_norm", c_int32),
         ("norms_all_heads", c_int32),
         ("norms_after_rotary", c_int32),
+        ("value_norms", c_int32),
         ("parallel", c_int32),
         ("gated", c_int32),
+        ("widest", c_int32),
+        ("qkv_width", c_int32),
+        ("writing_layers", c_int32),
+        ("heads_count", c_int32),
         ("cache_kind", c_int32),
         ("threads", c_int32),
         ("activation", c_int32),
@@ -96,10 +119,11 @@ class Model(Structure):
         ("logits_soft_cap", c_float),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
-        ("heads", Heads),
+        ("heads", POINTER(Heads)),
         ("layers", POINTER(Layer)),
         ("last_norm", Norm),
         ("vocabulary", Matrix),
+        ("inputs", InputsOfLayers),
         ("buffers", c_void_p),
     )
 
@@ -114,4 +138,5 @@ class Batch(Structure):
         ("table_starts", c_void_p),
         ("tables", c_void_p),
         ("logits_after", c_void_p),
+        ("layer_inputs", c_void_p),
     )

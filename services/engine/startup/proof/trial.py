@@ -57,7 +57,10 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     spec = spec.for_length(longest)
     weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
     kept = weights.stored if dtype == torch.float32 else dtype
-    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups)
+    # The scores of random queries and keys must not be so large that a rounding chooses another key. Where the spec
+    # does not scale them, the norms of a trained model's queries do.
+    query_norms = min(1.0, spec.head_dim**-0.5 / spec.scaling)
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups, query_norms)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
     place_by_position(model, longest)
@@ -68,12 +71,18 @@ def trial(folder: Path, settings: EngineSettings) -> float:
 
 def _shortened(config: Any, exact: bool) -> Any:
     """The config with fewer layers of the same shapes, of each type if there are several; with a shorter window, a
-    smaller vocabulary and fewer experts.
+    smaller vocabulary and fewer experts. If layers attend to the keys of others, half of them do.
 
     Unless numbers are `exact`, a token goes to all experts: a rounding may choose others, whose outputs differ."""
-    config.num_hidden_layers = LAYERS
+    shares = bool(getattr(config, "num_kv_shared_layers", 0))
+    layers, fields = (2 * LAYERS if shares else LAYERS), _fields_of_types(config)
+    config.num_hidden_layers = layers
+    if shares:
+        config.num_kv_shared_layers = LAYERS
     if types := getattr(config, "layer_types", None):
-        config.layer_types = (list(dict.fromkeys(types)) * LAYERS)[:LAYERS]
+        config.layer_types = (list(dict.fromkeys(types)) * layers)[:layers]
+    if fields:
+        config.per_layer_config = {i: fields[kind] for i, kind in enumerate(config.layer_types)}
     if rotary := getattr(config, "no_rope_layers", None):
         config.no_rope_layers = (list(dict.fromkeys(rotary)) * LAYERS)[:LAYERS]
     if windows_of(config):
@@ -89,8 +98,18 @@ def _shortened(config: Any, exact: bool) -> Any:
         if hasattr(config, "moe_layer_start_index"):
             config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval = 1, LAYERS, 1
     config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
+    if getattr(config, "vocab_size_per_layer_input", None):
+        config.vocab_size_per_layer_input = config.vocab_size
     config.pad_token_id = None
     return config
+
+
+def _fields_of_types(config: Any) -> dict[str, dict[str, Any]]:
+    """The fields in which types of layers differ, and what each type has; empty if the config has none for layers."""
+    if not getattr(config, "is_heterogeneous", False):
+        return {}
+    own = {kind: config.per_layer_config[kind] for kind in set(config.layer_types)}
+    return {kind: {name: getattr(one, name) for name in config.per_layer_attributes} for kind, one in own.items()}
 
 
 def compare(

@@ -9,18 +9,15 @@ import torch
 from tiny_models import FAMILIES
 from transformers import AutoConfig
 
-from load.bench.engine.floor import Matrix, ModelShape, Operation, Span, floor, operations
+from load.bench.engine.floor import LayerAttention, Matrix, ModelShape, Operation, Span, floor, operations
 from load.bench.engine.rates import MachineRates, MatrixRate, _at_least
 
+LAYER = LayerAttention(heads=4, kv_heads=2, head_dim=5, kv_bytes=5 * 4)
 SHAPE = ModelShape(
-    layers=2,
     projections=(Matrix(10, 20, 2), Matrix(20, 10, 2)),
     output=Matrix(10, 100, 1),
-    heads=4,
-    kv_heads=2,
-    head_dim=5,
     weight_bytes=2,
-    kv_bytes=5 * 4,
+    attention=(LAYER, LAYER),
 )
 RATES = MachineRates(
     1000.0, (MatrixRate(1, 1000.0, "linear"), MatrixRate(3, 3000.0, "mm"), MatrixRate(9, 2500.0, "mm"))
@@ -50,7 +47,8 @@ def test_a_mixed_iteration_multiplies_all_tokens_at_once_and_samples_for_some() 
     [(Span(7, 1), 3, 3), (Span(0, 5), 1 + 2 + 3 + 3 + 3, 5), (Span(4, 2), 3 + 3, 4), (Span(1, 3), 2 + 3 + 3, 4)],
 )
 def test_layers_with_a_window_read_no_key_before_it(span: Span, keys: int, positions: int) -> None:
-    windowed, full = (list(operations(replace(SHAPE, windows=each), [span]))[-1] for each in [(3, 0), ()])
+    shapes = replace(SHAPE, attention=(replace(LAYER, window=3), LAYER)), SHAPE
+    windowed, full = (list(operations(shape, [span]))[-1] for shape in shapes)
     assert windowed.flops == full.flops / 2 + keys * 4 * (4 * 5)
     assert windowed.bytes == full.bytes / 2 + positions * (2 * 2 * 5) * 4
 
@@ -89,9 +87,9 @@ def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int
     shape = ModelShape.of(config, 2, torch.float32)
     assert {(m.inputs, m.outputs, m.count) for m in shape.projections} == projections
     assert shape.output == Matrix(64, 320, 1)
-    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, kv_heads, 16)
-    assert (shape.weight_bytes, shape.kv_bytes) == (2, 16 * 4)
-    assert ModelShape.of(config, 2, torch.int8).kv_bytes == 16 + 4  # with a scale
+    assert shape.attention == (LayerAttention(4, kv_heads, 16, 16 * 4),) * 2
+    assert shape.weight_bytes == 2
+    assert ModelShape.of(config, 2, torch.int8).attention[0].kv_bytes == 16 + 4  # with a scale
 
 
 def test_gate_and_up_lie_side_by_side() -> None:
@@ -115,7 +113,25 @@ def test_biases_of_experts_are_left_out() -> None:
     config = AutoConfig.for_model("gpt_oss", vocab_size=320, **FAMILIES["gpt_oss"])
     shape = ModelShape.of(config, 2, torch.bfloat16)
     assert sum(matrix.elements for matrix in shape.experts) == 2 * 8 * 3 * 64 * 44
-    assert shape.windows == (8, 0)
+    assert [layer.window for layer in shape.attention] == [8, 0]
+
+
+def test_layers_behind_the_last_keys_compute_the_tokens_that_sample() -> None:
+    """Two layers have keys, and two attend to them. Those have products for keys and values, these have wider MLPs."""
+    config = AutoConfig.for_model("gemma4_text", vocab_size=320, **FAMILIES["gemma4_text"])
+    shape = ModelShape.of(config, 2, torch.bfloat16)
+    own = [LayerAttention(4, 2, dim, dim * 2, window) for dim, window in ((16, 8), (32, 0))]
+    assert shape.attention == (*own, *(replace(layer, has_keys=False) for layer in own))
+    assert Matrix(256, 64, 2) in shape.last
+    assert Matrix(128, 64, 3) in shape.projections  # and the output of attention in one of them
+    assert Matrix(64, 64, 5) in shape.projections  # the inputs of layers, too
+    ran = list(operations(shape, [Span(0, 20)]))
+    projected = [one for one in ran if one.kind == "projections"]
+    assert [one.flops for one in projected] == [
+        2 * rows * matrix.elements for rows, some in ((20, shape.projections), (1, shape.last)) for matrix in some
+    ]
+    assert ran[-1].bytes == (20 * 2 * 2 * 16 + 20 * 2 * 2 * 32) * 2
+    assert ran[-1].flops == 4 * 4 * (16 * (36 + 12 * 8 + 8) + 32 * (210 + 20))
 
 
 def test_weights_of_unknown_use_are_refused() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,6 +152,43 @@ def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "plain")
     quantized, numbers = quantize_folder(tmp_path / "plain", tmp_path, *WRITERS["gptq"], kept="vision_tower")
     check_family(quantized, FAST, reference=numbers)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "vision"),
+    [
+        ("gemma4", "gemma4_text", {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}),
+        ("gemma4_unified", "gemma4_unified_text", {"mm_embed_dim": 64, "patch_size": 2, "mm_posemb_size": 8}),
+    ],
+)
+def test_the_text_part_of_gemma_4_runs_on_compiled_layers(
+    whole: str, text: str, vision: dict[str, int], tmp_path: Path
+) -> None:
+    """As published, and with quantized weights. The reference is the text model alone."""
+    fields = {**FAMILIES[text], "vocab_size": 201, "initializer_range": 0.2, "model_type": text}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        whole, text_config=fields, vision_config=vision, audio_config=None, tie_word_embeddings=False
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "plain")
+    quantized, numbers = quantize_folder(tmp_path / "plain", tmp_path, *WRITERS["gptq"], kept="vision")
+    for folder, given in ((tmp_path / "plain", tmp_path / "plain"), (quantized, numbers)):
+        engine = check_family(folder, FAST, reference=_text_alone(given, config.text_config))
+        assert engine.figures.numerics.endswith("native")
+
+
+def _text_alone(whole: Path, config: Any) -> Path:
+    """The text model of a folder in one of its own."""
+    alone = whole / "text"
+    config.save_pretrained(alone)
+    tensors = load_file(whole / "model.safetensors")
+    own = {name for name in tensors if "language_model." in name or "lm_head" in name}
+    save_file(
+        {name.replace("language_model.", ""): tensors[name] for name in own},
+        alone / "model.safetensors",
+        {"format": "pt"},
+    )
+    return alone
 
 
 def test_a_config_within_the_one_of_the_text(tmp_path: Path) -> None:

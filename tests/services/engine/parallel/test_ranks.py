@@ -120,6 +120,18 @@ UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
         {**THREE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         (2, 2),
     ),
+    "layers that attend to the keys of others, with inputs": ("gemma4_text", {"intermediate_size": 130}, (2, 1)),
+    "keys as values, other heads in some layers": (
+        "gemma4_unified_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_attention_heads": 15,
+            "num_key_value_heads": 5,
+            "num_global_key_value_heads": 3,
+        },
+        (2, 2),
+    ),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
 
@@ -265,6 +277,17 @@ def test_each_owner_continues_with_the_blocks_that_all_ranks_have(ranks: RankPro
 def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(SettingsError, match=named):
         Engine.load(tiny_model("llama"), settings(tp, pp))
+
+
+def test_keys_of_another_stage_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "gemma4_text", with_tokenizer=False, hidden_size_per_layer_input=0)
+    with pytest.raises(SettingsError, match="pp=2: layer 2 of the model attends to the keys of layer 0, in another"):
+        Engine.load(folder, settings(1, 2))
+
+
+def test_inputs_of_layers_are_refused_in_stages(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(SettingsError, match="pp=2: all layers of the model get numbers of each token"):
+        Engine.load(tiny_model("gemma4_text"), settings(1, 2))
 
 
 def test_norms_of_all_heads_are_not_split(tiny_model: Callable[[str], Path]) -> None:

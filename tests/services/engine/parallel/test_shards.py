@@ -116,6 +116,11 @@ TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
         "model.layers.0.pre_feedforward_layernorm": ("hidden",),
         "model.layers.0.post_feedforward_layernorm": ("hidden",),
     },
+    "gemma4_unified_text": {
+        **LLAMA,
+        "model.layers.0.pre_feedforward_layernorm": ("hidden",),
+        "model.layers.0.post_feedforward_layernorm": ("hidden",),
+    },
     "gpt2": {
         "wte": ("vocab", "hidden"),
         "h.0.ln_1": ("hidden",),
@@ -197,11 +202,11 @@ def test_shards_read_every_number_once(
 
 def read_numbers(spec: DecoderSpec, layer: LayerWeights) -> list[float]:
     """All numbers of the layer's products and norms as the checkpoint has them, sorted. Gemma's norms add 1 to them."""
-    added = 1.0 if spec.family.startswith("gemma") else 0.0
+    added = 1.0 if spec.family in ("gemma2", "gemma3_text") else 0.0
     tensors = []
     for field in fields(layer):
         part = getattr(layer, field.name)
-        if part is not None:
+        if isinstance(part, Linear | torch.Tensor):
             linear = part if isinstance(part, Linear) else Linear(part)
             tensors += [linear.numbers - added if "norm" in field.name else linear.numbers]
             tensors += [] if linear.bias is None else [linear.bias]

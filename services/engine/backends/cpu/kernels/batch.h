@@ -16,6 +16,7 @@ struct Batch {
     const int32_t* table_starts;  // [requests + 1], into `tables`
     const int32_t* tables;        // block ids
     const int32_t* logits_after;  // [wanted], flat indices of tokens
+    const float* layer_inputs;    // [tokens, all layers, numbers], see LayerInputs; or null
 };
 
 struct Heads {

@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "packing.h"
 #include "passes.h"
+#include "wanted_rows.h"
 
 namespace {
 
@@ -44,11 +45,10 @@ void with_input(const Matrix& matrix, const Work& work) {
 template <class Input>
 void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
     if (int(buffers.inputs.size()) < crews) buffers.inputs.resize(crews);
-    const int attended = model.heads.queries * model.heads.dim;
     for (int crew = 0; crew < crews; ++crew) {
         ProductInputs& inputs = buffers.inputs[crew];
         grow(inputs.narrow, Input::floats(rows, model.hidden));
-        grow(inputs.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
+        grow(inputs.wide, Input::floats(rows, model.widest));
         if (model.layers->mlp_post_norm.weight) grow(inputs.change, size_t(rows) * model.hidden);
     }
 }
@@ -65,22 +65,24 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const int span = std::max(1, span_height(model.heads, model.cache_kind) / model.heads.group());
+    std::vector<int> most;  // tokens of a span
+    for (const Heads* heads = model.heads; heads < model.heads + model.heads_count; ++heads)
+        most.push_back(std::max(1, span_height(*heads, model.cache_kind) / heads->group()));
     // With slices, an expert's weights would be read for each.
     const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
                                    [](const Layer& layer) { return layer.experts.count > 0; });
     const std::vector<Slice> slices =
-        whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, span)}
-              : slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
+        whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, most)}
+              : slices_of(batch, owners.data(), model.threads, Input::SLICES, most);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
     prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
-    grow(buffers.qkv, size_t(batch.tokens) * (model.heads.queries + 2 * model.heads.keys) * model.heads.dim);
+    grow(buffers.qkv, size_t(batch.tokens) * model.qkv_width);
     const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED_FORWARD : WRITE_KV); };
     const std::vector<int> passes = passes_of(step_of(first), step_of(last));
     float* to = partial ? partial : x;
-    // The last layer may skip the rows whose logits are not wanted.
-    const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
+    // The last layer that has keys may skip the rows whose logits are not wanted.
+    const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.writing_layers;
     Passes order(count);
     together(model.threads, [&](Member& member) {
         if (count == 1) {
@@ -96,6 +98,76 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
             SliceRun<Input, Alone> run{model, batch, owners.data(), slices[slice], inputs, alone, x, to};
             run.run(passes[pass], passes[pass + 1]);
         });
+    });
+}
+
+// Runs halves of layers behind the last one that has keys: over the rows alone whose logits are wanted.
+template <class Input>
+void run_wanted(const Model& model, const Batch& batch, int first, int last, float* x) {
+    const WantedRows wanted(batch);
+    const size_t hidden = model.hidden, numbers = size_t(model.layer_count) * model.inputs.numbers;
+    if (int(wanted.rows.size()) == batch.tokens) return run_halves<Input>(model, batch, first, last, x, nullptr);
+    std::vector<float> some, inputs;
+    for (int32_t row : wanted.rows) {
+        some.insert(some.end(), x + row * hidden, x + (row + 1) * hidden);
+        if (numbers)
+            inputs.insert(inputs.end(), batch.layer_inputs + row * numbers, batch.layer_inputs + (row + 1) * numbers);
+    }
+    if (some.empty()) return;
+    run_halves<Input>(model, wanted.of(batch, inputs.data()), first, last, some.data(), nullptr);
+    for (size_t i = 0; i < wanted.rows.size(); ++i)
+        std::copy_n(some.data() + i * hidden, hidden, x + wanted.rows[i] * hidden);
+}
+
+template <class Input>
+void run_layers(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
+    const int behind = 2 * model.writing_layers;
+    const bool are_last = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
+    if (!are_last || first >= behind || behind == last) return run_halves<Input>(model, batch, first, last, x, partial);
+    run_halves<Input>(model, batch, first, behind, x, nullptr);
+    run_wanted<Input>(model, batch, behind, last, x);
+}
+
+// Writes `layer_inputs` [tokens, all layers, numbers] of a batch, where the embedding's rows are: see InputsOfLayers.
+template <class Input>
+void find_layer_inputs(const Model& model, const float* x, int tokens, float* inputs) {
+    const InputsOfLayers& of = model.inputs;
+    const int width = of.projection.outputs;
+    const Tiles tiles(tokens);
+    Buffers& buffers = *model.buffers;
+    if (buffers.inputs.empty()) buffers.inputs.resize(1);
+    grow(buffers.inputs.front().narrow, Input::floats(tokens, model.hidden));
+    grow(buffers.projected, size_t(tokens) * width);
+    const Input rows(buffers.inputs.front().narrow, model.hidden, tiles);
+    together(model.threads, [&](Member& member) {
+        each_range(member, tokens, 16, [&](int begin, int end) {
+            for (int row = begin; row < end; ++row)
+                rows.copy(row, 1, 0, x + size_t(row) * model.hidden, 0, model.hidden);
+        });
+        Product{of.projection, buffers.projected.data(), false}.run(member, rows);
+        each_range(member, tokens, 4, [&](int begin, int end) {
+            for (size_t at = size_t(begin) * width; at < size_t(end) * width; at += of.numbers) {
+                float* own = buffers.projected.data() + at;
+                normalise(own, of.numbers, of.norm.weight, of.epsilon);
+                for (int i = 0; i < of.numbers; ++i) inputs[at + i] = inputs[at + i] * of.rows_factor + own[i];
+            }
+        });
+    });
+}
+
+// See orca_add. Each rank adds all that the layer's inputs give.
+template <class Input>
+void add_change(const Model& model, const Batch& batch, int half, const float* change, float* x) {
+    const Layer& layer = model.layers[half / 2];
+    const bool is_mlp = half % 2, more = is_mlp && layer.inputs.gate.panels;
+    const Norm& post = is_mlp ? layer.mlp_post_norm : layer.attention_post_norm;
+    const Slice all{0, batch.tokens, Tiles(batch.tokens), {}, true};
+    if (more) prepare<Input>(*model.buffers, model, 1, all.count);
+    together(model.threads, [&](Member& member) {
+        add_norms(member, model, post, change, batch.tokens, is_mlp && !more ? layer.scale : 1.0f, x);
+        if (!more) return;
+        SliceRun<Input, Member> run{model, batch, nullptr, all, model.buffers->inputs.front(), member, x, x};
+        run.add_inputs(layer);
     });
 }
 
@@ -200,14 +272,18 @@ void orca_read_outputs(const Matrix* matrix, const int32_t* outputs, int count, 
 // Without `partial` each half adds to x. With it, one half writes there what is to be added together with the other
 // ranks' parts.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
-    with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
+    with_input(model->layers->qkv, [&]<class Input>() { run_layers<Input>(*model, *batch, first, last, x, partial); });
 }
 
 // Adds to x [tokens, hidden] the `change` that a half of a layer computes: the sum of what the ranks wrote to `partial`.
-void orca_add(const Model* model, int half, const float* change, int tokens, float* x) {
-    const Layer& layer = model->layers[half / 2];
-    const Norm& post = half % 2 ? layer.mlp_post_norm : layer.attention_post_norm;
-    together(model->threads, [&](Member& member) { add_norms(member, *model, post, change, tokens, x); });
+void orca_add(const Model* model, const Batch* batch, int half, const float* change, float* x) {
+    with_input(model->layers->qkv, [&]<class Input>() { add_change<Input>(*model, *batch, half, change, x); });
+}
+
+// Makes `inputs` of a batch of the rows of a second embedding in them: see InputsOfLayers. x is [tokens, hidden], before the
+// first layer.
+void orca_layer_inputs(const Model* model, const float* x, int tokens, float* inputs) {
+    with_input(model->inputs.projection, [&]<class Input>() { find_layer_inputs<Input>(*model, x, tokens, inputs); });
 }
 
 // Logits [count, vocabulary] after `count` tokens, which are flat indices among batch.logits_after.

@@ -56,28 +56,33 @@ inline void normalise(const Model& model, const Norm& norm, const float* const* 
     }
 }
 
-// Rows of x, to which what they are set to is added.
+// Rows of x, to which what they are set to is added. Then they are multiplied by `scale`.
 struct Residual {
     float* x;  // [rows, hidden]
     int hidden;
+    float scale;
 
     void set(int row, int count, int at, const Vector (&rows)[LANES], int) const {
         for (int r = 0; r < count; ++r) {
             float* to = x + size_t(row + r) * hidden + at;
-            store(to, load(to) + rows[r]);
+            store(to, (load(to) + rows[r]) * scale);
         }
     }
 
-    void set(int row, int at, float change) const { x[size_t(row) * hidden + at] += change; }
+    void set(int row, int at, float change) const {
+        float& to = x[size_t(row) * hidden + at];
+        to = (to + change) * scale;
+    }
 };
 
-// Adds the norms of `change` [rows, hidden] to x; without a weight, `change` itself.
+// Adds the norms of `change` [rows, hidden] to x; without a weight, `change` itself. See Residual.
 template <class Crew>
-inline void add_norms(Crew& crew, const Model& model, const Norm& norm, const float* change, int rows, float* x) {
+inline void add_norms(Crew& crew, const Model& model, const Norm& norm, const float* change, int rows, float scale,
+                      float* x) {
     each_range(crew, rows, ROWS, [&](int begin, int end) {
         const float* some[ROWS];
         for (int r = begin; r < end; ++r) some[r - begin] = change + size_t(r) * model.hidden;
-        normalise(model, norm, some, end - begin, begin, Residual{x, model.hidden});
+        normalise(model, norm, some, end - begin, begin, Residual{x, model.hidden, scale});
     });
 }
 
@@ -87,10 +92,13 @@ inline void cap_all(float* x, int count, float cap) {
     for (; i < count; ++i) x[i] = soft_capped(broadcast(x[i]), cap)[0];
 }
 
-// Normalises numbers in place.
+// Normalises numbers in place; without a weight, it divides by their root mean square alone.
 inline void normalise(float* x, int size, const float* weight, float epsilon) {
     const float scale = moments_of(x, size, false, epsilon).scale;
-    for (int i = 0; i < size; ++i) x[i] *= scale * weight[i];
+    if (!weight)
+        for (int i = 0; i < size; ++i) x[i] *= scale;
+    else
+        for (int i = 0; i < size; ++i) x[i] *= scale * weight[i];
 }
 
 inline void rotate(float* x, int dim, const float* cosines, const float* sines) {

@@ -7,7 +7,7 @@
 struct Slice {
     int first, count;  // rows
     Tiles tiles;
-    std::vector<Span> spans;
+    std::vector<std::vector<Span>> spans;  // for each kind of heads
     bool wanted;  // whether logits are asked for after any of its tokens
 };
 
@@ -35,22 +35,24 @@ inline bool any_wanted(const Batch& batch, int first, int end) {
     return std::any_of(batch.logits_after, batch.logits_after + batch.wanted, inside);
 }
 
-// A slice of the tokens [first, end).
-inline Slice slice_of(const Batch& batch, const int* owners, int first, int end, int span) {
-    const bool wanted = any_wanted(batch, first, end);
-    return {first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span), wanted};
+// A slice of the tokens [first, end). `most`: tokens of a span, for each kind of heads.
+inline Slice slice_of(const Batch& batch, const int* owners, int first, int end, const std::vector<int>& most) {
+    Slice slice{first, end - first, Tiles(end - first), {}, any_wanted(batch, first, end)};
+    for (int tokens : most) slice.spans.push_back(spans_of(batch, owners, first, end, tokens));
+    return slice;
 }
 
 // One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
 // and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
 // it costs little; and each thread has several, so that it hardly waits for others.
-inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights, int span) {
+inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights,
+                                    const std::vector<int>& most) {
     const int units = (batch.tokens + heights.unit - 1) / heights.unit;
     const int height = std::clamp(units / (3 * threads), heights.low, heights.high);
     const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
     const int rows = count == 1 ? batch.tokens : (units + count - 1) / count * heights.unit;
     std::vector<Slice> slices;
     for (int first = 0; first < batch.tokens; first += rows)
-        slices.push_back(slice_of(batch, owners, first, std::min(batch.tokens, first + rows), span));
+        slices.push_back(slice_of(batch, owners, first, std::min(batch.tokens, first + rows), most));
     return slices;
 }

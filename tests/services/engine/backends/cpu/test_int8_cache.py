@@ -15,6 +15,7 @@ from tiny_models import make_tiny_model
 
 from load.bench.engine.perplexity import perplexity, text_ids
 from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices, loading
@@ -26,6 +27,16 @@ INT8 = dataclasses.replace(SETTINGS, kv_cache_dtype="int8_per_token_head")
 MOST_WORSE = 0.005  # of a perplexity
 SCALE = 4  # bytes
 PROMPT = list(range(3, 60))
+
+
+@pytest.mark.parametrize("kept", ["int8_per_token_head", "float32"])
+def test_embeddings_have_the_scale_of_the_dtype_that_is_served(kept: str, tmp_path: Path) -> None:
+    """The root of 72 is no whole number, and bfloat16 rounds it."""
+    folder = make_tiny_model(tmp_path, "gemma2", vocab_size=64, with_tokenizer=False, hidden_size=72)
+    settings = dataclasses.replace(SETTINGS, dtype="bfloat16", kv_cache_dtype=kept)
+    decoder = Engine.load(folder, settings).decoder
+    assert isinstance(decoder, CpuDecoder)
+    assert decoder._embedding_scale == float(torch.tensor(72**0.5).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(16, 16), (16, 5), (32, 16), (64, 48)])

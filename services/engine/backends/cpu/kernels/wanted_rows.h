@@ -1,0 +1,30 @@
+// The rows of a batch that are computed in layers behind the last one that has keys.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "batch.h"
+
+// Some rows of a batch as one of their own: of each request those from the first to the last whose logits are wanted.
+struct WantedRows {
+    std::vector<int32_t> rows, starts, contexts;
+
+    explicit WantedRows(const Batch& batch) : starts{0}, contexts(batch.contexts, batch.contexts + batch.requests) {
+        for (int r = 0; r < batch.requests; ++r) {
+            int first = batch.starts[r + 1], end = batch.starts[r];
+            for (const int32_t* at = batch.logits_after; at < batch.logits_after + batch.wanted; ++at)
+                if (batch.starts[r] <= *at && *at < batch.starts[r + 1])
+                    first = std::min(first, *at), end = std::max(end, *at + 1);
+            contexts[r] += std::max(0, first - batch.starts[r]);
+            for (int row = first; row < end; ++row) rows.push_back(row);
+            starts.push_back(int32_t(rows.size()));
+        }
+    }
+
+    // It points at the vectors here, and asks for no logits.
+    Batch of(const Batch& batch, const float* layer_inputs) const {
+        return {int32_t(rows.size()), batch.requests, 0,       starts.data(), contexts.data(),
+                batch.table_starts,   batch.tables,   nullptr, layer_inputs};
+    }
+};
