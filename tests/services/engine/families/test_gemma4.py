@@ -9,7 +9,7 @@ from pathlib import Path
 from family_check import STOCK
 from transformers import AutoConfig
 
-from services.engine.batch.kv_cache import LayerShape, block_bytes
+from services.engine.batch.kv_cache import LayerShape
 from services.engine.engine import Engine
 from services.engine.families.registry import spec_of
 from services.engine.families.spec import HeadsSpec
@@ -43,7 +43,7 @@ def test_keys_that_several_layers_read_are_kept_once(tiny_model: Callable[[str],
     own = [LayerShape(2, 16, 16), LayerShape(2, 32, 32)]
     assert fast.decoder.layers == own
     assert stock.decoder.layers == own * 2
-    sizes = [block_bytes(one.decoder.layers_in_memory, 4, one.decoder.cache_dtype) for one in (fast, stock)]
+    sizes = [sum(each.bytes(one.decoder.cache_dtype) for each in one.decoder.layers_in_memory) for one in (fast, stock)]
     assert sizes[0] * 2 == sizes[1]
 
 

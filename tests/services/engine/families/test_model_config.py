@@ -25,7 +25,7 @@ CPU = EngineSettings(device="cpu", dtype="float32", kv_blocks=8, threads=1)
         ("falcon", {}, "cannot be replaced"),
         ("gptj", {}, "cannot be replaced"),
         ("bert", {}, "an attention mask of its own"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
+        ("llama", {"layer_types": ["indexed_attention"] * 2}, "layers of type indexed_attention"),
     ],
 )
 def test_unsupported_attention_is_refused(family: str, config: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_shards_read_every_number_once(
 
 def read_numbers(spec: DecoderSpec, layer: LayerWeights) -> list[float]:
     """All numbers of the layer's products and norms as the checkpoint has them, sorted. Gemma's norms add 1 to them."""
-    added = 1.0 if spec.family in ("gemma2", "gemma3_text") else 0.0
+    added = 1.0 if spec.family in ("gemma", "gemma2", "gemma3_text") else 0.0
     tensors = []
     for field in fields(layer):
         part = getattr(layer, field.name)
