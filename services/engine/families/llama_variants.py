@@ -1,0 +1,65 @@
+"""Families with Llama's layers but for a detail each: SmolLM3, ERNIE 4.5, Helium, Arcee and dense Hunyuan."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from services.engine.families.llama import Llama
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import Linear
+
+
+class SmolLm3(Llama):
+    """Some layers have no rotary embeddings."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = Llama.read_spec(config)
+        rotary = tuple(bool(kept) for kept in config.no_rope_layers[: config.num_hidden_layers])
+        return spec and replace(spec, family="smollm3", rotary_layers=rotary)
+
+
+class Interleaved(Llama):
+    """ERNIE 4.5 and Helium: neighbours are the pairs of rotary embeddings."""
+
+    interleaved = True
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = None if getattr(config, "use_bias", False) else Llama.read_spec(config)
+        return spec and replace(spec, family=config.model_type)
+
+
+class Arcee(Llama):
+    """MLPs have no gates."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = Llama.read_spec(config)
+        return spec and replace(spec, family="arcee", gated=False)
+
+    def _up(self, layer: str) -> Linear:
+        return self._stacked([f"{layer}.mlp.up_proj"], [self._shard.of(self._spec.intermediate)])
+
+
+class Hunyuan(Llama):
+    """Norms of queries and keys come after rotary embeddings. The frequencies of these are those of a larger base, if
+    the config has a factor `alpha`; it calls such embeddings `dynamic`, but they are not."""
+
+    head_norms = ("query_layernorm", "key_layernorm")
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        rope = config.rope_parameters
+        if rope["rope_type"] == "dynamic" and rope.get("alpha"):
+            base = rope["rope_theta"] * rope["alpha"] ** (config.head_dim / (config.head_dim - 2))
+            config = copy(config)
+            config.rope_parameters = {"rope_type": "default", "rope_theta": base}
+        spec = Llama.read_spec(config)
+        return spec and replace(spec, family="hunyuan_v1_dense", norms_after_rotary=True)
