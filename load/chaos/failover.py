@@ -141,6 +141,7 @@ async def run(options: ChaosOptions, wait_replicas: int, down_after: float) -> b
                 print(f"{binary}, a master is taken for dead after {down_after} s, wait_replicas {wait_replicas}.\n")
                 streams, injections, seen = await under_load(options, server, Failover(sentinels))
             last = sentinels.master()
+            await asyncio.to_thread(sentinels.wait_until_written)
         timeline = whole_history(archive, sentinels, last)
     finally:
         sentinels.stop()

@@ -7,6 +7,7 @@ it off.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -196,6 +197,16 @@ class Sentinels:
             return not any(b"aof_rewrite_in_progress:1" in one or b"aof_rewrite_scheduled:1" in one for one in said)
 
         _until(whole, f"{replicas} replicas follow {master.host}")
+
+    def wait_until_written(self) -> None:
+        """Return when the files of the servers that answer have all that was answered. While a disk is busy with an
+        fsync, a server keeps what it would write for up to two seconds."""
+
+        def empty() -> bool:
+            said = (self.ask(server, "INFO", "persistence") or b"" for server in self.servers)
+            return not any(re.search(rb"aof_buffer_length:[1-9]", one) for one in said)
+
+        _until(empty, "the files have all that was answered")
 
     def fail_over(self) -> None:
         """Tell a Sentinel to make a replica the master."""

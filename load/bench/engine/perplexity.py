@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from load.report import table
 from services.engine.engine import Engine
-from services.engine.settings import EngineSettings
+from services.engine.settings import EngineSettings, choose_block_size
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -48,7 +48,9 @@ def measure_perplexities(folder: Path, settings: EngineSettings) -> Iterator[Per
     """The perplexity of the model in `folder` for each way to store weights, keys and values."""
     ids = text_ids(folder)
     for variant in VARIANTS:
-        engine = Engine.load(folder, replace(settings, kv_blocks=len(ids) // settings.block_size + 1, **variant))
+        engine = Engine.load(
+            folder, replace(settings, kv_blocks=len(ids) // choose_block_size(settings) + 1, **variant)
+        )
         used = ids[: engine.figures.max_model_len]
         decoder, value = engine.decoder, perplexity(engine, used)
         assert value is not None, "an engine of one process has all logits"

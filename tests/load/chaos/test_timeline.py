@@ -83,9 +83,10 @@ async def test_the_files_of_real_servers_are_put_together(tmp_path: Path) -> Non
             for server, told in ((second, ("NO", "ONE")), (first, (second.host, str(second.port)))):
                 sentinels.ask(server, "REPLICAOF", *told)
             sentinels.wait_until_online(second, 1)
-            there = RequestPool(f"redis://{second.host}:{second.port}", "p", wait_replicas=1)  # both files have it then
+            there = RequestPool(f"redis://{second.host}:{second.port}", "p", wait_replicas=1)
             await there.exchange(Exchange("s/0", grant.epoch, 3, [Commit("r/0", 1, [7])], Room(8, 100, 16)))
             await there.close()
+            sentinels.wait_until_written()
         segments = {server.host: archive.segments(server.folder) for server in (first, second)}
     finally:
         await pool.close()

@@ -97,8 +97,9 @@ def another_window(patch: pytest.MonkeyPatch) -> None:
     """Windows are one token longer."""
     layer = Packer.layer
 
-    def wrong(self, weights, gated, rotary, window):
-        return layer(self, weights, gated, rotary, window + 1 if window else 0)
+    def wrong(self, weights, spec, index, rotary):
+        longer = replace(spec, windows=tuple(window + 1 if window else 0 for window in spec.windows))
+        return layer(self, weights, longer, index, rotary)
 
     patch.setattr(Packer, "layer", wrong)
 

@@ -18,7 +18,7 @@ from services.engine.families.registry import open_weights, spec_of
 from services.engine.families.spec import DecoderSpec
 from services.engine.parallel.layout import Layout, Shard
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
 from services.messages import EngineFigures
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def make_engine(folder: Path, block_size: int, batch_invariant: bool = False) ->
 def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     """See RankProcesses."""
     setup = make_setup(folder, layout.shard, settings.batch_invariant)
-    return make(CudaDecoder(setup, layout), setup.spec, settings.block_size)
+    return make(CudaDecoder(setup, layout), setup.spec, choose_block_size(settings))
 
 
 def make_setup(folder: Path, shard: Shard, batch_invariant: bool) -> CudaSetup:
