@@ -9,7 +9,7 @@
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make families   each family of models that is served, tiny and random: its tokens are those of generate(); writes docs/models.md
-# make tools      checkpoints that GPTQModel, llm-compressor and ModelOpt write, each tool in an environment of its own; writes docs/models.md
+# make tools      checkpoints that GPTQModel, llm-compressor, ModelOpt and bitsandbytes write, each tool in an environment of its own; writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust

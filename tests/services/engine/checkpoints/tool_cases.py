@@ -35,6 +35,13 @@ MODELOPT = Tool(
     "modelopt", "modelopt_write.py", ("nvidia-modelopt==0.47.0", "transformers==5.14.1", "requests==2.34.2"), TORCH
 )
 
+BITSANDBYTES = Tool(
+    "bitsandbytes",
+    "bitsandbytes_write.py",
+    ("bitsandbytes==0.50.2", "transformers==5.23.0", "accelerate==1.15.0"),
+    TORCH,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -77,18 +84,39 @@ def modelopt(model: str, label: str, config: str, refused: str = "", **options: 
     return Case(MODELOPT, model, label, {"config": config, **options}, refused)
 
 
+def bitsandbytes(model: str, label: str, refused: str = "", **options: Any) -> Case:
+    return Case(BITSANDBYTES, model, label, options, refused)
+
+
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "token", "dynamic": True}
 INT8_ZEROS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}
 EIGHT = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 FOUR = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+FLOAT8 = {"num_bits": 8, "type": "float"}
+NVFP4 = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "symmetric": True,
+    "dynamic": False,
+    "scale_dtype": "torch.float8_e4m3fn",
+    "zp_dtype": "torch.float8_e4m3fn",
+}
 MIXED = {
     "eight": {"targets": ["re:.*down_proj"], "weights": EIGHT},
     "four": {"targets": ["re:.*self_attn.*", "re:.*gate_proj", "re:.*up_proj"], "weights": FOUR},
 }
 
+FLOATS = {
+    "eight": {"targets": ["re:.*self_attn.*"], "weights": {**FLOAT8, "strategy": "channel", "symmetric": True}},
+    "four": {"targets": ["re:.*mlp.*_proj"], "weights": NVFP4},
+}
+
 BY_NAME = ["re:.*lm_head", "re:.*down_proj", "re:.*layers.0.self.*"]
 
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 # of ModelOpt
 KEYS_AND_VALUES = [{"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": [4, 3], "axis": None}}]
 NO_LAYER = [{"quantizer_name": "*layers.0.*", "enable": False}]
@@ -110,6 +138,8 @@ CASES = (
     gptq("qwen3", "8 bits, zeros", bits=8, sym=False),
     gptq("qwen3", "2 bits", bits=2),
     gptq("qwen3", "2 bits, zeros, act-order", bits=2, sym=False, desc_act=True),
+    gptq("qwen3", "3 bits", bits=3),
+    gptq("qwen3", "3 bits, zeros", bits=3, sym=False),
     gptq("qwen3", "`dynamic` leaves modules out", dynamic={"-:.*down_proj.*": {}}),
     gptq("qwen3", "`dynamic` leaves a layer out", dynamic={"-:.*layers\\.0\\..*": {}}),
     gptq("qwen3", "`dynamic` with other groups", group_size=128, dynamic={"+:.*down_proj.*": {"group_size": 32}}),
@@ -148,9 +178,16 @@ CASES = (
     ),
     compressed("qwen3", "4 and 8 bits", config_groups=MIXED),
     compressed("qwen3", "W4A16, `lm_head` too", "W4A16", ignore=[]),
+    compressed("qwen3", "NVFP4", "NVFP4A16"),
+    compressed("qwen3", "NVFP4, activations too", "NVFP4"),
+    compressed("qwen3", "MXFP4", "MXFP4A16"),
+    compressed("qwen3", "MXFP4, activations too", "MXFP4"),
+    compressed("qwen3", "NVFP4 and FP8", config_groups=FLOATS),
     compressed("qwen3_tied", "W4A16, `lm_head` too", "W4A16", ignore=[]),
     compressed("qwen3_moe", "W4A16", "W4A16"),
     compressed("qwen3_moe", "FP8, dynamic", "FP8_DYNAMIC"),
+    compressed("qwen3_moe", "NVFP4", "NVFP4A16"),
+    compressed("qwen3_moe", "MXFP4", "MXFP4A16"),
     compressed("mixtral", "W4A16", "W4A16"),
     compressed("mixtral", "FP8, dynamic", "FP8_DYNAMIC"),
     modelopt("llama", "FP8", "FP8_DEFAULT_CFG"),
@@ -169,4 +206,10 @@ CASES = (
     modelopt("qwen3", "int8", "INT8_WEIGHT_ONLY_CFG", "modelopt with quant_algo=W8A16 is not served"),
     modelopt("qwen3_moe", "FP8", "FP8_DEFAULT_CFG"),
     modelopt("qwen3_moe", "NVFP4", "NVFP4_DEFAULT_CFG"),
+    bitsandbytes("llama", "NF4", **NF4),
+    bitsandbytes("qwen3", "NF4", **NF4),
+    bitsandbytes("qwen3", "NF4, scales too", **NF4, bnb_4bit_use_double_quant=True),
+    bitsandbytes("qwen3", "NF4, modules left out", **NF4, llm_int8_skip_modules=["lm_head", "down_proj"]),
+    bitsandbytes("qwen3", "FP4", "bitsandbytes with bnb_4bit_quant_type=fp4 is not served", load_in_4bit=True),
+    bitsandbytes("qwen3", "int8", load_in_8bit=True),
 )

@@ -15,6 +15,7 @@ from llmcompressor.modifiers.quantization import QuantizationModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MODIFIERS = {"Quantization": QuantizationModifier, "GPTQ": GPTQModifier}
+CALIBRATED = ("FP8", "NVFP4")  # schemes with scales of activations
 SAMPLES, LENGTH = 16, 64
 
 
@@ -23,7 +24,7 @@ def write(model: Path, options: dict[str, Any], checkpoint: Path) -> tuple[Any, 
     tokenizer = AutoTokenizer.from_pretrained(model)
     recipe = MODIFIERS[options["modifier"]](**options["arguments"])
     # without data, schemes that need none are not calibrated
-    needed = options["modifier"] != "Quantization" or options["arguments"].get("scheme") == "FP8"
+    needed = options["modifier"] != "Quantization" or options["arguments"].get("scheme") in CALIBRATED
     data = {"dataset": _samples(), "max_seq_length": LENGTH, "num_calibration_samples": SAMPLES} if needed else {}
     oneshot(model=made, recipe=recipe, **data)
     made.save_pretrained(checkpoint, save_compressed=True)
