@@ -132,15 +132,16 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
 def _start_ray(settings: Settings, folder: Path) -> None:
     """Start Ray on this machine, with its files in `folder`.
 
-    Raises SettingsError if a device that the settings name is absent, or if the model cannot be split over the ranks.
+    Raises SettingsError if a device that the settings name is absent, or if they need the fast path, or a model that
+    can be split over the ranks, and this model lacks it.
     """
     size = layout_of(settings).size
-    if size > 1:
-        from services.engine.startup.loading import check_ranks  # imports torch, which takes seconds
+    if size > 1 or settings.weights == "int8" or settings.kv_cache_dtype != "auto" or settings.batch_invariant:
+        from services.engine.startup.loading import check_settings  # imports torch, which takes seconds
         from services.engine.startup.proof.verdict import proven
 
         model = resolve(settings.model, settings.cache_dir, log.info)  # without replaced files: its layers are the same
-        check_ranks(model, proven(model, engine_settings(settings)))
+        check_settings(model, proven(model, engine_settings(settings)))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
     use_small_head()

@@ -6,7 +6,9 @@ stderr says why it failed.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from services.models.gguf_rotary import complete_config
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
 PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 EVERY = 0.2  # seconds between lines `count`
 
 # beginnings of the names of files that hold a tokenizer, or from which transformers makes one
@@ -35,18 +38,27 @@ _OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "ti
 
 def main(source: Path, target: Path) -> None:
     _count_what_transformers_counts()
-    target.mkdir()
-    if source.is_dir():
-        convert_folder(source, target)
-    else:
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            convert_gguf(source, target, Path(scratch))
+    try:
+        _convert(source, target)
+    except Exception as error:
+        if any(os.strerror(number) in str(error) for number in DISK_FULL):  # of safetensors and tokenizers, too
+            raise ModelError(f"no space is left on the disk of {target.parents[1]}") from error  # its parent is removed
+        raise
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
         if not (target / needed).exists():
             raise RuntimeError(f"transformers made no {needed} of it")
     for weights in target.glob("*.safetensors"):
         if not weights.is_symlink():  # written here, readable for the owner only
             weights.chmod((target / "config.json").stat().st_mode)
+
+
+def _convert(source: Path, target: Path) -> None:
+    target.mkdir()
+    if source.is_dir():
+        convert_folder(source, target)
+    else:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            convert_gguf(source, target, Path(scratch))
 
 
 def _count_what_transformers_counts() -> None:

@@ -62,13 +62,7 @@ def load_decoder(
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"sdpa {FALLBACK}"
-    needed = "is served on the fast path only, which this model is not on here"
-    if settings.weights == "int8":
-        raise SettingsError(f"weights={settings.weights} {needed}")
-    if settings.kv_cache_dtype != "auto":
-        raise SettingsError(f"kv_cache_dtype={settings.kv_cache_dtype} {needed}; use auto")
-    if settings.batch_invariant:
-        raise SettingsError(f"batch_invariant {needed}")
+    _check_stock(settings)
     # transformers' layers take seconds to import, and the fast path does not use them
     from services.engine.backends.stock.loading import load_stock
 
@@ -151,6 +145,16 @@ def check_ranks(folder: Path, settings: EngineSettings) -> None:
     Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(folder, settings))
 
 
+def check_settings(folder: Path, settings: EngineSettings) -> None:
+    """Raises SettingsError if `load_decoder` would for settings that only the fast path has. Reads no weights."""
+    if settings.tp * settings.pp > 1:
+        check_ranks(folder, settings)
+    elif settings.weights == "int8" or settings.kv_cache_dtype != "auto" or settings.batch_invariant:
+        _check_formats(settings, devices.choose_device(settings))
+        if fast_path_spec(folder, settings) is None:
+            _check_stock(settings)
+
+
 def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
     needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the fast path only"
     spec = fast_path_spec(folder, settings)
@@ -194,6 +198,18 @@ def search_of(settings: EngineSettings, device: torch.device) -> Search:
             need_kernels(settings, device)
             return CompiledSearch(kernels(settings.cache_dir), torch.get_num_threads())
     return PlainSearch()
+
+
+def _check_stock(settings: EngineSettings) -> None:
+    """Raises SettingsError for what transformers' own layers do not have."""
+    needed = "is served on the fast path only, which this model is not on here"
+    if settings.weights == "int8":
+        raise SettingsError(f"weights={settings.weights} {needed}")
+    dtype = devices.choose_dtype(settings, devices.choose_device(settings))
+    if devices.choose_cache_dtype(settings, dtype) != dtype:
+        raise SettingsError(f"kv_cache_dtype={settings.kv_cache_dtype} {needed}; use auto")
+    if settings.batch_invariant:
+        raise SettingsError(f"batch_invariant {needed}")
 
 
 def _check_formats(settings: EngineSettings, device: torch.device) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+import small_disk as disks
 from pool_helpers import ROOM, Owner, commit, group, stored
 
 from services.errors import PoolUnavailable
@@ -21,14 +21,8 @@ LONG = range(1 << 16)  # a prompt of 256 KiB
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder], capture_output=True)
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with disks.small_disk(tmp_path / "disk", SIZE) as folder:
+        yield folder
 
 
 @pytest.fixture(params=find_servers(), ids=lambda binary: str(binary).replace(" ", "-"))

@@ -131,6 +131,12 @@ def test_transformers_layers_refuse_it(tiny_model: Callable[[str], Path]) -> Non
             Engine.load(tiny_model("llama"), settings)
 
 
+def test_transformers_layers_take_the_dtype_of_activations(tiny_model: Callable[[str], Path]) -> None:
+    settings = dataclasses.replace(SETTINGS, dtype="float32", kv_cache_dtype="float32", fast_path=False)
+    loading.check_settings(tiny_model("llama"), settings)
+    assert Engine.load(tiny_model("llama"), settings).decoder.cache_dtype == torch.float32
+
+
 def test_a_gpu_refuses_another_dtype_than_its_own(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
