@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from stack import Stack
 from test_bad_input import CHAT, COMPLETIONS, check_error
 
 # name -> (path, raw body, status, a word of the message or `param`)
@@ -60,3 +64,26 @@ def test_a_chunked_body_over_the_limit(http: httpx.Client) -> None:
 
     check_error(http.post(COMPLETIONS, content=parts()), 413, "100000")
     assert http.post(COMPLETIONS, json={"prompt": "hi"}).status_code == 200
+
+
+WITH_A_LENGTH = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+ZEROS = [0, 1, 5000]  # Python reads at most 4,300 digits as a number
+
+
+def status(stack: Stack, length: str) -> str:
+    """The first line of the answer to a completion whose body is said to have this length."""
+    at = urlsplit(stack.url)
+    lines = ["POST /v1/completions HTTP/1.1", f"Host: {at.netloc}", f"Content-Length: {length}", "Connection: close"]
+    with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + WITH_A_LENGTH)
+        return connection.makefile().readline().strip()
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_a_length_that_begins_with_zeros(stack: Stack, zeros: int) -> None:
+    assert status(stack, "0" * zeros + str(len(WITH_A_LENGTH))) == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_a_length_over_the_limit_is_refused_before_the_body_arrives(stack: Stack, zeros: int) -> None:
+    assert status(stack, "0" * zeros + "100001").startswith("HTTP/1.1 413 ")

@@ -101,17 +101,9 @@ class Gemma4(Llama):
 
     @property
     def _stem(self) -> str:
-        """What the names of the text model's tensors begin with."""
+        """See Llama; of the text part of a whole model, too."""
         whole = "model.language_model"
         return whole if f"{whole}.embed_tokens.weight" in self._tensors else "model"
-
-    @property
-    def embedding_name(self) -> str:  # type: ignore[override]
-        return f"{self._stem}.embed_tokens.weight"
-
-    @property
-    def last_norm_name(self) -> str:  # type: ignore[override]
-        return f"{self._stem}.norm"
 
     def _products(self, index: int, attention: str) -> tuple[list[str], list[RowRange]]:
         """The names of the products of a layer's input, and this shard's rows of each."""

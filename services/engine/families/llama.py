@@ -21,9 +21,22 @@ class Llama(DecoderWeights):
     """RMS norms, rotary embeddings, a gated MLP. Biases of queries, keys and values (Qwen2) and head norms (Qwen3) are
     optional tensors."""
 
-    embedding_name = "model.embed_tokens.weight"
-    last_norm_name = "model.norm"
     head_norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")  # of queries and keys
+
+    @property
+    def embedding_name(self) -> str:
+        """See DecoderWeights."""
+        return f"{self._stem}.embed_tokens.weight"
+
+    @property
+    def last_norm_name(self) -> str:
+        """See DecoderWeights."""
+        return f"{self._stem}.norm"
+
+    @property
+    def _stem(self) -> str:
+        """What the names of the model's tensors begin with."""
+        return "model"
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:

@@ -1,4 +1,4 @@
-"""Families with Llama's layers but for a detail each: SmolLM3, ERNIE 4.5, Helium, Arcee and dense Hunyuan."""
+"""Families with Llama's layers but for a detail or two: SmolLM3, ERNIE 4.5, Helium, Arcee, dense Hunyuan, Command R."""
 
 from __future__ import annotations
 
@@ -63,3 +63,29 @@ class Hunyuan(Llama):
             config.rope_parameters = {"rope_type": "default", "rope_theta": base}
         spec = Llama.read_spec(config)
         return spec and replace(spec, family="hunyuan_v1_dense", norms_after_rotary=True)
+
+
+class Cohere(Llama):
+    """Command R: attention and MLP get the same layer norm of x, which has no bias. Pairs of rotary embeddings are
+    neighbours, and logits have a factor."""
+
+    interleaved = True
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama; also None for norms of queries and keys, which are layer norms with weights for all heads."""
+        spec = None if getattr(config, "use_qk_norm", False) else Llama.read_spec(config)
+        return spec and replace(
+            spec, family=config.model_type, layer_norm=True, parallel=True, logits_scale=config.logit_scale
+        )
+
+
+class Cohere2(Cohere):
+    """The same with windows in some layers, and rotary embeddings in these alone."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = Cohere.read_spec(config)
+        local = tuple(kind == "sliding_attention" and bool(config.sliding_window) for kind in config.layer_types)
+        return spec and replace(spec, rotary_layers=local)

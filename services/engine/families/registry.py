@@ -11,7 +11,6 @@ from typing import Any
 
 from services import wire
 from services.engine.checkpoints.tensors import open_folder
-from services.engine.families.cohere import Cohere, Cohere2
 from services.engine.families.corrected_experts import Dots1, Ernie45Moe, Glm4Moe
 from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
@@ -21,7 +20,7 @@ from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
-from services.engine.families.llama_variants import Arcee, Hunyuan, Interleaved, SmolLm3
+from services.engine.families.llama_variants import Arcee, Cohere, Cohere2, Hunyuan, Interleaved, SmolLm3
 from services.engine.families.phi3 import Phi3
 from services.engine.families.post_norms import Exaone4, Olmo2, Olmo3
 from services.engine.families.spec import DecoderSpec

@@ -1,11 +1,17 @@
-"""The model cache: a folder is complete or absent, and built once."""
+"""The model cache: a folder is complete or absent, and built once; also on a full disk."""
 
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from small_disk import small_disk
 
 from services.errors import ModelError
+from services.models import resolve
 from services.models.cache import cached, place
 
 
@@ -49,3 +55,25 @@ def test_a_cache_that_cannot_be_written_is_a_model_error(tmp_path: Path) -> None
     (tmp_path / "models").write_text("a file where a folder must be")
     with pytest.raises(ModelError, match="cache cannot be written"):
         cached(place(tmp_path, "a", "m"), lambda target, scratch: target.mkdir(), print)
+
+
+FULL = 64 << 10  # bytes, less than the weights have
+
+
+def with_bin(tiny: Path, folder: Path) -> Path:
+    """The folder with weights in the format that was usual before safetensors."""
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(tiny / "model.safetensors"), folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["GGUF file", "folder"])
+def test_a_full_disk_is_named_and_nothing_is_left(kind: str, tiny: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    source = tiny_gguf if kind == "GGUF file" else with_bin(tiny, tmp_path / "old")
+    with small_disk(tmp_path / "cache", FULL) as cache:
+        with pytest.raises(ModelError, match="no space is left on the disk of ") as raised:
+            resolve(str(source), cache)
+        assert re.fullmatch(
+            rf"{source} cannot be converted: no space is left on the disk of {cache}/\S+", str(raised.value)
+        )
+        assert [file.name for file in cache.rglob("*") if file.is_file()] == ["lock"]

@@ -60,12 +60,13 @@ class _Asked:
         self.shapes: dict[StateKey, StateShape] = {}
 
     def of(self) -> tuple[int, dict[StateKey, StateShape]]:
-        """The layer's index in the cache, and its states."""
-        (layer,) = self.layers
-        return layer, self.shapes
+        """The layer's index in the cache, and its states. Raises ValueError for a module that serves several layers."""
+        if len(self.layers) > 1:
+            raise ValueError(f"one module keeps the states of layers {sorted(self.layers)}")
+        return min(self.layers), self.shapes
 
 
-class _WatchedCache(DynamicCache):  # type: ignore[misc]
+class _WatchedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
     """A cache that notes which module gives it a state."""
 
     def __init__(self, config: Any) -> None:

@@ -81,11 +81,11 @@ class StateBlocks:
         cache: KVCache,
         layers: Sequence[StateLayer],
         device: torch.device,
-        scratch: Scratch | None = None,
+        scratch: Scratch,
     ) -> None:
         """`layers`: whose states, in this order, are the cache's. `scratch`: of earlier iterations."""
         self._cache = cache
-        self._scratch = scratch or Scratch()
+        self._scratch = scratch
         self._first: dict[int, int] = {}  # by the id of a layer, where its states begin among the cache's
         count = 0
         for layer in layers:

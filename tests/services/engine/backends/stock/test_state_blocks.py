@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.backends.stock.state_blocks import StateBlocks
+from services.engine.backends.stock.state_blocks import Scratch, StateBlocks
 from services.engine.backends.stock.states import StateKey, StateLayer, advancing
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
@@ -58,6 +58,7 @@ class Scheduler:
         self.module = Sums()
         self.layer = StateLayer(self.module, 0, SHAPES)
         self.layer.one_by_one = self.one_by_one
+        self.scratch = Scratch()
         self.cache = KVCache([LayerShape(1, 1, 1)], BLOCKS, self.block_size, torch.float32, CPU, states=SHAPES.values())
 
     def request(self, tokens: list[int], shared: list[int] | None = None) -> RequestState:
@@ -73,7 +74,7 @@ class Scheduler:
         """Compare the outputs with those of whole requests."""
         batch: FlatBatch = pack(scheduled, self.block_size)
         hidden = torch.from_numpy(batch.input_ids).double()[None, :, None]
-        with advancing(StateBlocks(batch, self.cache, [self.layer], CPU)):
+        with advancing(StateBlocks(batch, self.cache, [self.layer], CPU, self.scratch)):
             outputs = self.module(hidden, cache_params=None)
         wanted: list[float] = []
         for state, count in scheduled:
