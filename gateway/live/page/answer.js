@@ -16,6 +16,8 @@ export function newAnswer(body) {
     text: "",
     before: "", // what came before the server forgot the request, and comes again
     lastId: "", // of the last event
+    request: "", // the server's name of it
+    stopping: false, // whether the user has stopped it, and the server has not yet
     tokens: 0,
     prompt: null, // tokens
     sent: Date.now(),
@@ -62,6 +64,8 @@ async function connect(answer, changed, signal, resuming) {
   if (answer.lastId) headers["Last-Event-ID"] = answer.lastId;
   const body = JSON.stringify(answer.body);
   const response = await call("v1/chat/completions", { method: "POST", headers, body, signal });
+  answer.request = response.headers.get("Orca-Request");
+  changed();
   for await (const { data, id } of events(response, SILENCE)) {
     if (signal.aborted) return;
     if (data === "[DONE]") {
@@ -70,7 +74,7 @@ async function connect(answer, changed, signal, resuming) {
     }
     const chunk = JSON.parse(data);
     if (chunk.error) {
-      answer.error = chunk.error.message ?? "The request failed.";
+      fail(answer, chunk.error.message ?? "The request failed.", chunk.error.code);
       return;
     }
     if (resuming.since !== null && (answer.tokens || resuming.reloaded)) {
@@ -114,10 +118,28 @@ function refusal(answer, error) {
   }
   const passing = error.retryAfter !== null || error.status >= 500 || (error.status === 404 && !error.code);
   if (!passing || error.code === "generation_failed") {
-    answer.error = error.message;
+    fail(answer, error.message, error.code);
     answer.status = error.status;
   }
   return Math.min(error.retryAfter ?? 0, 10) * 1000;
+}
+
+/** End `answer` with an error, or as stopped if its request was cancelled. */
+function fail(answer, message, code) {
+  if (code === "request_cancelled") answer.reason = "stopped";
+  else answer.error = message;
+}
+
+/** Ask the server to cancel `answer` until it knows of it. The stream says then that it is stopped, or how it ended before. */
+export async function stop(answer) {
+  answer.stopping = true;
+  for (let known = false; !known && isOpen(answer); await sleep(LONGEST_PAUSE / 10)) {
+    if (!answer.request) continue;
+    known = await call(`v1/streams/${answer.request}`, { method: "DELETE" }).then(
+      () => true,
+      (error) => error instanceof Refused && error.status < 500,
+    );
+  }
 }
 
 export function shown(answer) {

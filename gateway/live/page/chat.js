@@ -1,7 +1,7 @@
 // The chat: a conversation that is kept in this tab, and goes on by itself after a broken connection or a reload.
 
 import { call } from "./api.js";
-import { follow, isOpen, newAnswer, shown } from "./answer.js";
+import { follow, isOpen, newAnswer, shown, stop } from "./answer.js";
 
 const KEPT = "orca.chat";
 const CAUSES = {
@@ -33,7 +33,10 @@ export class Chat {
     addEventListener("pagehide", () => this._keep());
     this._draw();
     const open = this._turns.at(-1)?.answer;
-    if (open && isOpen(open)) this._follow(open, true);
+    if (open && isOpen(open)) {
+      this._follow(open, true);
+      if (open.stopping) this._stop();
+    }
   }
 
   /** Fill the list of models. */
@@ -77,7 +80,7 @@ export class Chat {
       run.signal,
       reloaded,
     );
-    if (run.signal.aborted) answer.reason ??= "stopped";
+    if (run.signal.aborted) answer.reason ??= "cleared";
     if (this._running === run) this._running = null;
     delete answer.body; // nothing asks for it again
     this._keep();
@@ -88,13 +91,15 @@ export class Chat {
 
   _stop() {
     const { answer } = this._turns.at(-1) ?? {};
-    const [request] = answer?.lastId.split(":") ?? [];
-    this._running?.abort();
-    if (request) call(`v1/streams/${request}`, { method: "DELETE" }).catch(() => {});
+    if (!this._running || !answer) return;
+    stop(answer);
+    this._show(answer);
+    this._buttons();
   }
 
   _clear() {
     this._stop();
+    this._running?.abort();
     this._running = null;
     this._turns = [];
     this._keep();
@@ -109,6 +114,7 @@ export class Chat {
 
   _buttons() {
     element("stop").hidden = !this._running;
+    element("stop").disabled = Boolean(this._turns.at(-1)?.answer?.stopping);
     element("send").hidden = Boolean(this._running);
     element("turns").setAttribute("aria-busy", String(Boolean(this._running)));
   }
@@ -165,6 +171,7 @@ function facts(answer) {
   }
   for (const { tokens, ms, kind } of answer.breaks) add(`${CAUSES[kind]} ${seconds(ms)} at token ${tokens}`, "resumed");
   if (answer.away && isOpen(answer)) add("no answer from the server, asking again");
+  if (answer.stopping && isOpen(answer)) add("stopping");
   if (answer.reason === "length") add("ended at its length");
   if (answer.reason === "stopped") add("stopped");
   if (answer.error) add(answer.error, "error");
