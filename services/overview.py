@@ -74,7 +74,7 @@ def combined(overviews: Sequence[Overview]) -> Overview:
         running=sum(overview.running for overview in overviews),
         ended=sum(overview.ended for overview in overviews),
         bytes=sum(overview.bytes for overview in overviews),
-        figures=min(figures, key=lambda each: each.num_slots, default=None),
+        figures=min(figures, key=lambda each: each.longest, default=None),
         seats=[seat for overview in overviews for seat in overview.seats],
         counters=counters,
         gateways=max(overview.gateways for overview in overviews),

@@ -268,7 +268,7 @@ class RequestPool:
             e.summary,
             micros(self.limits.keep_ended),
             pack(e.holds) if e.holds is not None else "",
-            e.room.slots,
+            e.room.longest,
             e.room.guests,
             pack(e.room.tenants) if e.room.guests else "",
         )
