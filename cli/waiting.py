@@ -50,10 +50,7 @@ async def waiting(data_dir: Path, own: Path, url: str, pool: str) -> AsyncIterat
     of the folder `own` answers at `url` and runs the pool `pool`."""
     async for line in _of_server(url, f"in {own}", pool):
         yield line
-    for folder in (data_dir, *sorted(data_dir.glob("port-*"))):
-        stored = (folder / "appendonlydir").exists() or (folder / "appendonly.aof").exists()
-        if folder == own or not stored or in_use(folder):
-            continue
+    for folder in _unserved(data_dir, own):
         port = (owner_of(folder) if folder == data_dir else folder.name).removeprefix("port-")
         server = PoolServer(choose_server(), folder)
         try:
@@ -61,8 +58,19 @@ async def waiting(data_dir: Path, own: Path, url: str, pool: str) -> AsyncIterat
                 yield line
         finally:
             await server.stop()
-        if batches := len(list((folder / FILES / "open").glob("batch_*"))):
-            yield f"{batches} unfinished batches of port {port} wait: orca serve --port {port}"
+        if batches := _open_batches(folder):
+            yield f"{batches} unfinished batches of port {port} wait: orca serve --port {port} --data-dir {data_dir}"
+
+
+def _unserved(data_dir: Path, own: Path) -> list[Path]:
+    """The folders with a pool that no server uses."""
+    folders = [folder for folder in (data_dir, *sorted(data_dir.glob("port-*"))) if folder != own]
+    stored = [f for f in folders if (f / "appendonlydir").exists() or (f / "appendonly.aof").exists()]
+    return [folder for folder in stored if not in_use(folder)]
+
+
+def _open_batches(folder: Path) -> int:
+    return len(list((folder / FILES / "open").glob("batch_*")))
 
 
 async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[str]:

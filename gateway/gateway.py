@@ -8,6 +8,7 @@ import resource
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class Gateway:
     def model_card(self) -> dict[str, Any]:
         """The model object; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
-        return self.model.card("; ".join(known))
+        views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
+        created = min((view.created for view in views if view.created), default=self.model.created)
+        return replace(self.model, created=created).card("; ".join(known))
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been

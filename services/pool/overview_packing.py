@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens = reply
+    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens, created = reply
     seats = [_seat(row) for row in rows]
     living = [seat.figures for seat in seats if seat.alive and seat.figures]
     return Overview(
@@ -29,6 +29,7 @@ def read_overview(reply: list[Any]) -> Overview:
         gateways=len(gateways) // 2,
         full=full == 1,
         waiting_tokens=waiting_tokens,
+        created=created,
         gateway_gauges={
             name.decode(): gauges
             for name, packed in zip(gateways[::2], gateways[1::2], strict=True)

@@ -298,3 +298,27 @@ def test_an_interrupt_lets_streams_end(server: OrcaServer) -> None:
     assert not folder.exists()
     assert not [pid for pid in cluster if Path(f"/proc/{pid}").exists()]
     assert not server.pool_server()
+
+
+@pytest.mark.chaos
+def test_a_second_server_on_the_data_folder_does_not_disturb_the_first(life: Life, server: OrcaServer) -> None:
+    """The second one is killed with its pool and started again while the first one streams."""
+
+    def try_a_setting() -> None:
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128") as second:
+            for at in range(4):  # none of them goes to the first server
+                reply = httpx.post(second.url + PATH, json={"prompt": PROMPT, "max_tokens": 1000}, timeout=PATIENCE)
+                assert (at, reply.status_code) == (at, 400)
+            kept = Request("second", 100)
+            second.kill_all()
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128", port=second.port) as again:
+            kept.again(again)
+            files = {"file": ("a.jsonl", b"{}")}
+            made = httpx.post(again.url + "/v1/files", data={"purpose": "batch"}, files=files, timeout=PATIENCE)
+            assert made.status_code == 200
+            assert httpx.get(f"{server.url}/v1/files/{made.json()['id']}", timeout=PATIENCE).status_code == 404
+
+    Request("first", 60 * LENGTH).stream(server, try_a_setting)
+    Request("first after", LENGTH).stream(server, lambda: None)
+    assert server.process.poll() is None
+    assert not any("died" in line for line in server.lines)

@@ -20,6 +20,7 @@ if end_overdue_groups() or cancelled then
   wake_idle_seats()
 end
 register_gateway(gateway)
+redis.call("HSETNX", META, "created", math.floor(now / 1000000))
 redis.call("ZADD", GATEWAYS, now + tonumber(ARGV[4]), gateway)
 local earlier = redis.call("HMGET", gateway_key, "call", "known", "fresh")
 local last = tonumber(earlier[1] or 0)
