@@ -128,7 +128,9 @@ async def _run(
         async for line in waiting(settings.data_dir, server.data_dir, url, pool):
             say(line)
     else:
+        pinned = settings.model_copy(update={"model": model})
         await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
+        await _compare(pinned, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))
@@ -193,6 +195,24 @@ async def _check_pool(url: str, settings: Settings, say: Progress) -> None:
         say(f"waiting for the pool's server: {error}")
     finally:
         await pool.close()
+
+
+async def _compare(settings: Settings, say: Progress) -> None:
+    """Say how other servers of the pool differ. Raises SettingsError if this one may not join them."""
+    from actors.replica import find_model, open_shards
+    from services.joined import compared, described
+    from services.text import TextTables
+
+    folder, info = await in_daemon_thread(find_model, settings)
+    own = described(settings, await in_daemon_thread(TextTables.load, folder))
+    for shard in open_shards(settings, info):
+        try:
+            for line in compared(own, await shard.pool.settings_of_gateways()):
+                say(line)
+        except PoolUnavailable:  # the server goes on to wait for it, as it does later
+            pass
+        finally:
+            await shard.pool.close()
 
 
 def _stop_signals() -> asyncio.Queue[int]:

@@ -76,8 +76,8 @@ def _open_batches(folder: Path) -> int:
 async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[str]:
     import redis.asyncio as redis
 
-    async with redis.from_url(url) as client:
-        keys = [key.decode() async for key in client.scan_iter("orca:{*}:meta", 10_000)]
+    async with redis.from_url(url, decode_responses=True) as client:
+        keys = [key async for key in client.scan_iter("orca:{*}:meta", 10_000)]
         for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] != running):
             pool = RequestPool(url, name)
             try:
@@ -87,7 +87,7 @@ async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[s
             if unfinished := view.waiting + view.running:
                 model = view.figures.model if view.figures else "MODEL"
                 command = await client.get(_command_key(name))
-                served_by = command.decode() if command else f"orca serve, as before, with the model {model}"
+                served_by = command or f"orca serve, as before, with the model {model}"
                 yield f"{unfinished} requests wait {where}, in a pool that no server runs; to serve them: {served_by}"
 
 

@@ -25,6 +25,7 @@ from gateway.pool_client.shard import Shard
 from gateway.pool_client.shards import Shards
 from gateway.validation import Validator
 from services.background import start
+from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.pool.shards import PoolShard
@@ -46,7 +47,7 @@ class Gateway:
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
-        own = self.id, self.counters, self.executor, records, self.gauges
+        own = self.id, self.counters, self.executor, records, self.gauges, described(settings, model.tokenizer.tables)
         self.shards = Shards([Shard(pool, *own) for pool in pools])
         self.live = LiveFeed(self.shards, model.name, settings.demo)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
