@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.place import FILES, owner_of
+from services.errors import OrcaError
 from services.pool.pool import LAYOUT, RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -56,6 +57,8 @@ async def waiting(data_dir: Path, own: Path, url: str, pool: str) -> AsyncIterat
         try:
             async for line in _of_server(await server.start(), f"of port {port}"):
                 yield line
+        except (OrcaError, OSError) as error:  # this server starts all the same
+            yield f"the pool of port {port}, in {folder}, cannot be read: {error}"
         finally:
             await server.stop()
         if batches := _open_batches(folder):
@@ -76,7 +79,8 @@ def _open_batches(folder: Path) -> int:
 async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[str]:
     import redis.asyncio as redis
 
-    async with redis.from_url(url, decode_responses=True) as client:
+    opened: Any = redis.from_url(url, decode_responses=True)
+    async with opened as client:
         keys = [key async for key in client.scan_iter("orca:{*}:meta", 10_000)]
         for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] != running):
             pool = RequestPool(url, name)

@@ -123,3 +123,14 @@ async def test_pools_that_nobody_serves_are_named_with_the_command(tmp_path: Pat
     assert len([line async for line in waiting(tmp_path, tmp_path, url, POOL)]) == 1
     assert len([line async for line in waiting(tmp_path, tmp_path, url, "own")]) == 2
     await server.stop()
+
+
+async def test_a_pool_that_cannot_be_read_is_named_and_does_not_stop_the_start(tmp_path: Path) -> None:
+    (tmp_path / "port-8001/appendonlydir").mkdir(parents=True)
+    (tmp_path / "port-8001/appendonlydir/appendonly.aof.manifest").write_text("no manifest")
+    server = PoolServer(choose_server(), place(tmp_path).pool)
+    url = await server.start()
+    lines = [line async for line in waiting(tmp_path, tmp_path, url, "own")]
+    await server.stop()
+    assert len(lines) == 1
+    assert lines[0].startswith("the pool of port 8001, in ")
