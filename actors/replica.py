@@ -57,8 +57,7 @@ def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:
     version of the key layout, since a build with another layout could not read the keys, and the number of the shard,
     so that shards may share a server and, in Redis Cluster, have slots of their own.
     """
-    kind, limits = "null" if settings.null_engine else model.revision, limits_of(settings)
-    name = f"{settings.pool}.{LAYOUT}.{kind}"
+    name, limits = pool_name(settings, model), limits_of(settings)
     names = {shard.number: f"{name}.{shard.number}" if shard.number else name for shard in settings.shards}
     return [
         PoolShard(
@@ -66,6 +65,11 @@ def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:
         )
         for shard in settings.shards
     ]
+
+
+def pool_name(settings: Settings, model: ModelInfo) -> str:
+    """The name of the pool of these settings, or of their shard 0."""
+    return f"{settings.pool}.{LAYOUT}.{'null' if settings.null_engine else model.revision}"
 
 
 def limits_of(settings: Settings) -> Limits:

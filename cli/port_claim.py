@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from actors.cluster.processes import processes_of
+from cli.place import refusing
 from services.errors import SettingsError
 from services.pool.server.users import try_lock
 from services.settings.addresses import in_url, is_every
@@ -19,12 +20,14 @@ class PortClaim:
     the port."""
 
     def __init__(self, settings: Settings) -> None:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with refusing("data_dir", settings.data_dir):
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
         self._path = settings.data_dir / f"serve-{settings.port}"
         self._port, self._url = settings.port, own_url(settings)
 
     def __enter__(self) -> PortClaim:
-        self._file = self._path.open("a+")
+        with refusing("data_dir", self._path.parent):
+            self._file = self._path.open("a+")
         if not try_lock(self._file):
             self._file.close()
             raise SettingsError(f"port={self._port}: another orca serve on {self._path.parent} serves it")

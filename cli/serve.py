@@ -21,9 +21,11 @@ from collections.abc import AsyncIterator
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
+from cli.place import Place
 from cli.port_claim import PortClaim, own_url
 from cli.status import kept_weights
 from cli.supervisor import Supervisor
+from cli.waiting import command_of, remember_command, waiting
 from services.background import in_daemon_thread
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
@@ -47,10 +49,12 @@ def run(arguments: list[str]) -> None:
     if settings.log_format == "json":
         configure(settings, "supervisor")
     say = Progress(settings)
-    if hidden:
-        say(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
     with PortClaim(settings) as claim:
-        asyncio.run(_serve(settings, claim, say))
+        place = Place.take(settings)
+        say(place.describe(settings))
+        if hidden:
+            say(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
+        asyncio.run(_serve(settings, place, claim, say))
 
 
 class Progress:
@@ -67,7 +71,7 @@ class Progress:
             print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
 
-async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
+async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progress) -> None:
     if claim.folder:
         say("ending the cluster that a killed orca serve left on this port")
         end_processes_of(claim.folder)
@@ -78,11 +82,13 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
     if warning := file_limit_warning(settings, raise_file_limit()):
         say(warning)
     server = None
-    if not settings.redis_url:
-        server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
+    if place.pool is not None:
+        server = PoolServer(choose_server(), place.pool, settings.durability, max_bytes=settings.max_pool_bytes)
     keep = [await server.join()] if server else []
+    command = command_of(settings)
+    settings = settings.model_copy(update={"files_dir": str(place.files)})
     supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, say), say)
-    serving, signals = asyncio.create_task(_run(supervisor, settings, server, say)), _stop_signals()
+    serving, signals = asyncio.create_task(_run(supervisor, settings, server, command, say)), _stop_signals()
     interrupt = asyncio.create_task(signals.get())
     try:
         await asyncio.wait({serving, interrupt}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,7 +107,9 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
     say("stopped")
 
 
-async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | None, say: Progress) -> None:
+async def _run(
+    supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress
+) -> None:
     from services.engine.backends.cpu.build import NoKernels, compiled
     from services.models.pin import pin
 
@@ -115,11 +123,23 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
+        pool = await in_daemon_thread(_pool_name, settings.model_copy(update={"model": model}))
+        await remember_command(url, pool, command)
+        async for line in waiting(settings.data_dir, server.data_dir, url, pool):
+            say(line)
     else:
+        pinned = settings.model_copy(update={"model": model})
         await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
+        await _compare(pinned, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))
+
+
+def _pool_name(settings: Settings) -> str:
+    from actors.replica import find_model, pool_name
+
+    return pool_name(settings, find_model(settings)[1])
 
 
 def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
@@ -175,6 +195,24 @@ async def _check_pool(url: str, settings: Settings, say: Progress) -> None:
         say(f"waiting for the pool's server: {error}")
     finally:
         await pool.close()
+
+
+async def _compare(settings: Settings, say: Progress) -> None:
+    """Say how other servers of the pool differ. Raises SettingsError if this one may not join them."""
+    from actors.replica import find_model, open_shards
+    from services.joined import compared, described
+    from services.text import TextTables
+
+    folder, info = await in_daemon_thread(find_model, settings)
+    own = described(settings, await in_daemon_thread(TextTables.load, folder))
+    for shard in open_shards(settings, info):
+        try:
+            for line in compared(own, await shard.pool.settings_of_gateways()):
+                say(line)
+        except PoolUnavailable:  # the server goes on to wait for it, as it does later
+            pass
+        finally:
+            await shard.pool.close()
 
 
 def _stop_signals() -> asyncio.Queue[int]:

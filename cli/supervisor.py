@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +31,7 @@ STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` in which Serve, engines and
 SETTLED = 60.0  # seconds; a cluster that dies sooner is started again after a pause
 LONGEST_PAUSE = 30.0
 HEAD = ("gcs_server", "raylet")  # the processes of Ray's head: without them Ray replaces no process
-LONGEST_TEMP = 16  # bytes; the paths of Ray's sockets below it must stay under 107
+SHORT_TEMP = re.compile(r"[A-Za-z0-9/._-]{1,16}")  # paths of Ray's sockets below it stay under 107; HAProxy reads them
 LINE = 1 << 20  # bytes
 
 
@@ -225,7 +225,7 @@ class Supervisor:
 def _make_folder() -> Path:
     """Make a new folder for the files of a cluster."""
     temp = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="orca-serve-", dir=temp if len(os.fsencode(temp)) <= LONGEST_TEMP else "/tmp"))
+    return Path(tempfile.mkdtemp(prefix="orca-serve-", dir=temp if SHORT_TEMP.fullmatch(temp) else "/tmp"))
 
 
 def _save_logs(folder: Path, logs: Path) -> None:

@@ -8,6 +8,7 @@ import resource
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gateway.pool_client.shard import Shard
 from gateway.pool_client.shards import Shards
 from gateway.validation import Validator
 from services.background import start
+from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.pool.shards import PoolShard
@@ -45,7 +47,7 @@ class Gateway:
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
-        own = self.id, self.counters, self.executor, records, self.gauges
+        own = self.id, self.counters, self.executor, records, self.gauges, described(settings, model.tokenizer.tables)
         self.shards = Shards([Shard(pool, *own) for pool in pools])
         self.live = LiveFeed(self.shards, model.name, settings.demo)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
@@ -64,7 +66,9 @@ class Gateway:
     def model_card(self) -> dict[str, Any]:
         """The model object; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
-        return self.model.card("; ".join(known))
+        views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
+        created = min((view.created for view in views if view.created), default=self.model.created)
+        return replace(self.model, created=created).card("; ".join(known))
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been

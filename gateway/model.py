@@ -23,7 +23,8 @@ Words = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds. `defaults`: the
+    """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds, for clients only until
+    the pool says when it had its first gateway. `defaults`: the
     sampling of requests that do not say it."""
 
     name: str

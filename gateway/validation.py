@@ -225,7 +225,7 @@ class Validator:
         output = fields.requested_max_tokens
         if output is None:
             output = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
-        return max(1, min(figures.max_model_len, figures.num_slots) - max(output, 1))
+        return max(1, figures.longest - max(output, 1))
 
     def _max_new_tokens(
         self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
@@ -243,7 +243,7 @@ class Validator:
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
         if output is not None:
             return output
-        return min(self._default_max_tokens(kind), min(figures.max_model_len, figures.num_slots) - length)
+        return min(self._default_max_tokens(kind), figures.longest - length)
 
     def _default_max_tokens(self, kind: AnswerKind) -> int:
         settings = self._settings

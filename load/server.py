@@ -125,9 +125,15 @@ class OrcaServer:
         folder = self.cluster_folder()
         return [pid for pid, short in processes_of(folder).items() if name in ("", short)] if folder else []
 
+    @property
+    def pool_dir(self) -> Path:
+        """The folder of its pool's server, if it is not that of the data folder's first server."""
+        own = self.data_dir / f"port-{self.port}"
+        return own if own.exists() else self.data_dir
+
     def pool_server(self) -> list[int]:
         """Process ids of the pool's server on its data folder, whichever process started it."""
-        return [pid for pid in all_processes() if _is_server_in(self.data_dir, Path(f"/proc/{pid}"))]
+        return [pid for pid in all_processes() if _is_server_in(self.pool_dir, Path(f"/proc/{pid}"))]
 
     def kill_all(self) -> None:
         """Send SIGKILL to all its processes at once: itself, its cluster, the pool's server."""

@@ -16,6 +16,16 @@ def user_data() -> Path:
     return _folder("XDG_DATA_HOME", ".local/share")
 
 
+def absolute_folder(path: Path) -> Path:
+    """Return the path with `~` replaced and independent of the working folder. Raises ValueError if there is none."""
+    if "\0" in str(path):
+        raise ValueError("a path has no NUL character")
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # no such user
+        raise ValueError(str(error)) from None
+
+
 def write_atomically(file: Path, data: bytes) -> None:
     """Write `data` to `file`, replacing what was there. The folder is created if necessary. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)

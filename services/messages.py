@@ -96,6 +96,11 @@ class EngineFigures:
         """The number of tokens whose keys and values fit (the paper's `n_slots`)."""
         return self.num_blocks * self.block_size
 
+    @property
+    def longest(self) -> int:
+        """The most tokens, prompt and output together, of a request that this engine can serve."""
+        return min(self.max_model_len, self.num_slots)
+
 
 # --- scheduler <-> pool --------------------------------------------------------------------------------------
 
@@ -129,8 +134,9 @@ class Room:
     for prompt + `max_new_tokens` if `whole`, otherwise for its current tokens.
 
     `yields` are tuples (class, requests, blocks): what requests of this class would give up to one of an earlier class.
-    `slots` is the number of tokens that fit into all blocks of the engine; 0 if it is unknown. `guests` is the number
-    of further requests that it takes from tenants without a request here, one from each; `tenants` have requests here.
+    `longest` is the most tokens of a request that the engine can serve, as its length and all its blocks allow; 0 if it
+    is unknown. `guests` is the number of further requests that it takes from tenants without a request here, one from
+    each; `tenants` have requests here.
     """
 
     requests: int
@@ -138,7 +144,7 @@ class Room:
     block_size: int
     whole: bool = True
     yields: list[tuple[int, int, int]] = field(default_factory=list)
-    slots: int = 0
+    longest: int = 0
     guests: int = 0
     tenants: list[str] = field(default_factory=list)
 

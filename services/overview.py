@@ -38,6 +38,7 @@ class Overview:
     full: bool = False  # the server's memory is full, and it refuses new requests
     gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
     waiting_tokens: int = 0  # of the prompts of sequences that wait
+    created: int = field(default=0, compare=False)  # Unix seconds of the first heartbeat; 0 before it
     wanted: dict[str, int] = field(default_factory=dict)  # the number of engines that each cluster is to have
 
     @property
@@ -74,10 +75,11 @@ def combined(overviews: Sequence[Overview]) -> Overview:
         running=sum(overview.running for overview in overviews),
         ended=sum(overview.ended for overview in overviews),
         bytes=sum(overview.bytes for overview in overviews),
-        figures=min(figures, key=lambda each: each.num_slots, default=None),
+        figures=min(figures, key=lambda each: each.longest, default=None),
         seats=[seat for overview in overviews for seat in overview.seats],
         counters=counters,
         gateways=max(overview.gateways for overview in overviews),
+        created=min((one.created for one in overviews if one.created), default=0),
         full=all(overview.full for overview in overviews),
         waiting_tokens=sum(overview.waiting_tokens for overview in overviews),
         wanted=wanted,

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`gauges` returns what the gateway reports of itself. `on_missed` is awaited when this gateway may have missed
+    """`gauges` returns what the gateway reports of itself. `settings` is what it says of
+    its settings. `on_missed` is awaited when this gateway may have missed
     events. It may raise PoolUnavailable."""
 
     def __init__(
@@ -31,7 +32,9 @@ class Heartbeat:
         counters: Counters,
         gauges: Callable[[], dict[str, float]],
         on_missed: Callable[[], Awaitable[None]],
+        settings: str = "",
     ) -> None:
+        self._settings = settings
         self._pool = pool
         self._gateway = gateway
         self._counters = counters
@@ -69,7 +72,9 @@ class Heartbeat:
             self._call += 1
             self._unsent = self._counters.take()
         gauges = self._gauges() | {"lag": self._late}
-        self._missed |= not await self._pool.heartbeat(self._gateway, self._call, self._unsent, gauges=gauges)
+        self._missed |= not await self._pool.heartbeat(
+            self._gateway, self._call, self._unsent, gauges=gauges, settings=self._settings
+        )
         self._unsent = None
         if self._missed:
             await self._on_missed()

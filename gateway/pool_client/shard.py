@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Shard:
-    """`gauges` returns what the gateway reports of itself."""
+    """`gauges` returns what the gateway reports of itself, and `settings` is what it says of its settings."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Shard:
         executor: FairExecutor,
         records: RequestRecords,
         gauges: Callable[[], dict[str, float]],
+        settings: str,
     ) -> None:
         self.number, self.state = shard.number, shard.state
         self.pool = pool = shard.pool
@@ -45,7 +46,7 @@ class Shard:
         self._abandoned = AbandonedRequests(pool, gateway, self.reader.follows)
         self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records)
         self._recovery = Recovery(pool, self.reader, self._abandoned)
-        self.heartbeat = Heartbeat(pool, gateway, counters, gauges, self.reader.restart)
+        self.heartbeat = Heartbeat(pool, gateway, counters, gauges, self.reader.restart, settings)
         self._sent, self._sent_after = 0, 0.0  # sequences, and the heartbeat since which they were sent
 
     async def run(self) -> None:

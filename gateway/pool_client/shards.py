@@ -164,7 +164,7 @@ class Shards:
             if len(errors) == len(found):
                 raise errors[0]
             known = [one for one in found if isinstance(one, EngineFigures)]
-        return min(known, key=lambda each: each.num_slots, default=None)
+        return min(known, key=lambda each: each.longest, default=None)
 
 
 async def _or_error(read: Awaitable[T]) -> T | PoolUnavailable:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens = reply
+    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens, created = reply
     seats = [_seat(row) for row in rows]
     living = [seat.figures for seat in seats if seat.alive and seat.figures]
     return Overview(
@@ -23,12 +23,13 @@ def read_overview(reply: list[Any]) -> Overview:
         running=sum(seat.running for seat in seats),
         ended=ended,
         bytes=total_bytes,
-        figures=max(living, key=lambda f: f.num_slots, default=_figures(last_figures)),
+        figures=max(living, key=lambda f: f.longest, default=_figures(last_figures)),
         seats=seats,
         counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
         gateways=len(gateways) // 2,
         full=full == 1,
         waiting_tokens=waiting_tokens,
+        created=created,
         gateway_gauges={
             name.decode(): gauges
             for name, packed in zip(gateways[::2], gateways[1::2], strict=True)

@@ -158,19 +158,29 @@ class RequestPool:
         counters: dict[str, float],
         ttl: float = 10.0,
         gauges: dict[str, float] | None = None,
+        settings: str = "",
     ) -> bool:
         """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.
-        `gauges` are the gateway's own figures, which the overview shows while it is registered.
+        `gauges` are the gateway's own figures, which the overview shows while it is registered, and `settings` is what
+        `settings_of_gateways` returns meanwhile.
 
         False if the gateway may have missed events since its last heartbeat, because its registration had expired, its
         stream was trimmed or the server lost the stream's tail. It must then read events from "0" again, and listen
         again to all sequences that have not ended.
         """
         missed = gateway in self._gaps
-        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl), pack(gauges or {}))
+        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl), pack(gauges or {}), settings)
         known = bool(await self._server.run("heartbeat", self._prefix, *args))
         self._gaps.discard(gateway)
         return known and not missed
+
+    async def settings_of_gateways(self) -> list[str]:
+        """What the registered gateways say of their settings; nothing of those that say nothing."""
+        now = int((await self._server.command("TIME"))[0])
+        names = await self._server.command("ZRANGEBYSCORE", f"{self._prefix}gateways", micros(now), "+inf")
+        keys = [f"{self._prefix}gateway:{name.decode()}" for name in names]
+        found = [await self._server.command("HGET", key, "settings") for key in keys]
+        return [settings.decode() for settings in found if settings]
 
     async def read_events(self, gateway: str, after: str, timeout: float) -> tuple[str, list[TokenEvent]]:
         """The new cursor and the events after the cursor `after`, "0" at first. Waits up to `timeout` s for any."""
@@ -268,7 +278,7 @@ class RequestPool:
             e.summary,
             micros(self.limits.keep_ended),
             pack(e.holds) if e.holds is not None else "",
-            e.room.slots,
+            e.room.longest,
             e.room.guests,
             pack(e.room.tenants) if e.room.guests else "",
         )

@@ -22,7 +22,7 @@ SEATS_LOST = End(
     FinishReason.ERROR, error="the process that ran this request died or fell silent 6 times, without a token between"
 )
 TIMEOUT = End(FinishReason.ERROR, error="no engine took the request before its deadline", timed_out=True)
-TOO_LARGE = End(FinishReason.ERROR, error="the request needs more KV blocks than any engine has now")
+TOO_LARGE = End(FinishReason.ERROR, error="the request needs more tokens, or more KV blocks, than any engine has now")
 _CONSTANTS = {
     "END_CANCELLED": CANCELLED,
     "END_POISON": POISON,

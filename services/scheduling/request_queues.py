@@ -24,13 +24,15 @@ class RequestQueues:
     Both lists are sorted by rank. Lines of batches come after all other requests.
     """
 
-    def __init__(self, kv: KVCacheManager, knobs: Knobs, order: Order) -> None:
+    def __init__(self, kv: KVCacheManager, knobs: Knobs, order: Order, longest: int) -> None:
+        """`longest`: the most tokens of a request that the engine can serve."""
         self.waiting: list[RequestEntry] = []
         self.running: list[RequestEntry] = []
         self.lines_wait = False  # lines of batches do not run, because other requests are here or were just now
         self.out_of_blocks = False  # blocks have run out, and no request has given any back by ending since
         self._kv = kv
         self._order = order
+        self._longest = longest
         self._places = knobs.max_batch_size * knobs.batches_in_flight
         self._others_at = -inf  # when requests other than lines of batches were last here
         self._suspects: list[RequestEntry] = []
@@ -232,7 +234,6 @@ class RequestQueues:
         """
         blocks, admission = self._kv.blocks, self._kv.admission
         size, whole = blocks.block_size, admission.whole
-        slots = blocks.num_blocks * size
         places = self._places - len(self) + len(finishing)
         wanted = sum(admission.num_blocks(entry) for entry in self.waiting if not entry.capacity)
         ending = blocks.held_by(entry.id for entry in finishing)
@@ -245,8 +246,8 @@ class RequestQueues:
         counted = {entry.id for entry in finishing}
         lines = [e for queue in (self.running, self.waiting) for e in queue if e.is_line and e.id not in counted]
         if not self._order.has_classes and not lines:
-            return Room(max(0, places), max(0, free), size, whole, [], slots, guests, tenants)
-        return Room(places, free, size, whole, self._yields(lines, counted), slots, guests, tenants)
+            return Room(max(0, places), max(0, free), size, whole, [], self._longest, guests, tenants)
+        return Room(places, free, size, whole, self._yields(lines, counted), self._longest, guests, tenants)
 
     def _yields(self, lines: list[RequestEntry], counted: set[str]) -> list[tuple[int, int, int]]:
         """Return what requests would give up to an earlier class as (class, places, blocks), without those of the ids

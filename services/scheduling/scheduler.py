@@ -70,7 +70,7 @@ class Scheduler:
         self._budget = Budget(knobs, self._cost)
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
-        self._queues = RequestQueues(self._kv, knobs, order)
+        self._queues = RequestQueues(self._kv, knobs, order, figures.longest)
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings
 
-from services.files import user_data
+from services.files import absolute_folder, user_data
 from services.pool.shards import ShardUrl, parse_shards
 from services.settings.types import PoolUrl, Section
 
@@ -37,12 +37,16 @@ class PoolSettings(BaseSettings):
         Field(ge=0, description="replicas of redis_url's server that have a token before a client sees it; 0: none"),
     ] = 0
     data_dir: Annotated[
-        Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
+        Path,
+        AfterValidator(absolute_folder),
+        Field(description="folder of pools, files and batches; a part for each port"),
     ] = user_data()
     files_dir: Annotated[
         str,
-        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
-        Field(description="folder of files and batches, shared by all nodes; empty: files in data_dir"),
+        AfterValidator(
+            lambda folder: folder and str(absolute_folder(Path(folder)))
+        ),  # working folders of processes differ
+        Field(description="folder of files and batches, shared by all nodes; empty: in data_dir"),
     ] = ""
     lease: Annotated[float, Field(ge=3, description="seconds for which a seat is held without renewal")] = 5.0
     keep_ended: Annotated[float, Field(ge=1, description="seconds for which an ended request can be read")] = 600.0

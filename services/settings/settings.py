@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.files import user_cache
+from services.files import absolute_folder, user_cache
 from services.settings.addresses import is_loopback, normalize
 from services.settings.autoscaling import AutoscalingSettings
 from services.settings.model import ModelSettings, method
@@ -56,9 +56,12 @@ class Settings(
             description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
         ),
     ] = []
-    cache_dir: Annotated[Path, Section.ENGINE, Field(description="folder of converted models and compiled kernels")] = (
-        user_cache()
-    )
+    cache_dir: Annotated[
+        Path,
+        Section.ENGINE,
+        AfterValidator(absolute_folder),
+        Field(description="folder of converted models and compiled kernels"),
+    ] = user_cache()
 
     engines: Annotated[int, Field(ge=1, description="number of engines, each with its own scheduler")] = 1
     gateways: Annotated[int, Section.API, Field(ge=1, description="number of gateway replicas")] = 2

@@ -40,7 +40,7 @@ def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: 
             assert answer.json()["usage"]["completion_tokens"] == 8
         ended = until_ended(server, path)
         assert ended["status"] == "failed"
-        assert "needs more KV blocks than any engine has" in ended["error"]["message"]
+        assert "more KV blocks, than any engine has" in ended["error"]["message"]
 
 
 def response(server: OrcaServer, path: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -237,18 +238,6 @@ def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
     assert server.metrics()["orca:engine_losses_total"] == losses + 3
 
 
-@pytest.mark.chaos
-def test_a_second_server_on_the_folder_takes_over_from_the_first(life: Life) -> None:
-    """Two clusters on one pool: the second becomes ready while the first serves, then the first drains."""
-    first, request = life.server, Request("two clusters")
-    life.start()
-    before = request.broken_by(first, lambda: first.process.send_signal(signal.SIGTERM))
-    after = request.again(life.server)
-    assert after[: len(before)] == before
-    assert first.process.wait(60) == 0
-    assert "the pool's server stays: others use it" in "".join(first.lines)
-
-
 @pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.chaos)])
 def test_the_death_of_rays_head(server: OrcaServer, name: str) -> None:
     request, deaths = Request(name), sum("ready again" in line for line in server.lines)
@@ -298,3 +287,32 @@ def test_an_interrupt_lets_streams_end(server: OrcaServer) -> None:
     assert not folder.exists()
     assert not [pid for pid in cluster if Path(f"/proc/{pid}").exists()]
     assert not server.pool_server()
+
+
+@pytest.mark.chaos
+def test_a_second_server_on_the_data_folder_does_not_disturb_the_first(life: Life, server: OrcaServer) -> None:
+    """The second one is killed with its pool and started again while the first one streams."""
+
+    def try_a_setting() -> None:
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128") as second:
+            for at in range(4):  # none of them goes to the first server
+                reply = httpx.post(second.url + PATH, json={"prompt": PROMPT, "max_tokens": 1000}, timeout=PATIENCE)
+                assert (at, reply.status_code) == (at, 400)
+            kept = Request("second", 100)
+            second.kill_all()
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128", port=second.port) as again:
+            kept.again(again)
+            files = {"file": ("a.jsonl", b"{}")}
+            made = httpx.post(again.url + "/v1/files", data={"purpose": "batch"}, files=files, timeout=PATIENCE)
+            assert made.status_code == 200
+            assert httpx.get(f"{server.url}/v1/files/{made.json()['id']}", timeout=PATIENCE).status_code == 404
+
+    with ThreadPoolExecutor(1) as other:
+        trying, streams = other.submit(try_a_setting), 0
+        while not trying.done():
+            Request(f"first {streams}", LENGTH).stream(server, lambda: None)
+            streams += 1
+        trying.result()
+    assert streams > 1
+    assert server.process.poll() is None
+    assert not any("died" in line for line in server.lines)

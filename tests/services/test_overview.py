@@ -27,6 +27,7 @@ def overview(number: int) -> Overview:
         full=True,
         gateway_gauges={str(number): {"requests": 1.0}},
         waiting_tokens=40 * number,
+        created=100 * number,
         wanted={"c": 3, str(number): number},
     )
 

@@ -18,7 +18,7 @@
 --     14  summary
 --     15  us that an ended group is kept
 --     16  all ids that the caller holds: msgpack, or ""
---     17  tokens that fit into all KV blocks of the engine; 0: not known
+--     17  the most tokens of a request that the engine can serve, as its length and its KV blocks allow; 0: not known
 --     18  19  guests: how many more sequences, one for each tenant that has none at the seat; the tenants that have some:
 --         msgpack, or ""
 -- Reply   {1, claims (see claim_contents in fragments/claim.lua), cancelled ids, foreign ids, [id, tokens that the pool
@@ -50,9 +50,9 @@ redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 forget_expired_gateways()
 drop_expired_groups(tonumber(ARGV[15]))
 local ended, foreign, lacking = commit_all(seat, commits)
-local requeued, lost, slots = 0, 0, tonumber(ARGV[17])
-if slots > 0 then
-  redis.call("HSET", seat_key, "slots", slots)
+local requeued, lost, longest = 0, 0, tonumber(ARGV[17])
+if longest > 0 then
+  redis.call("HSET", seat_key, "slots", longest)
 end
 if ARGV[16] ~= "" then
   requeued = requeue_all_but(seat, cmsgpack.unpack(ARGV[16]), ended, foreign, lacking)
@@ -65,7 +65,7 @@ local overdue, all_ended = end_overdue_groups()
 local claimed, more = {}, not all_ended
 if lost == 0 and all_ended and not surplus then
   claimed, more = claim_sequences(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
-    ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
+    ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, longest, tonumber(ARGV[18]),
     ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {})
 end
 clear_deadlines(claimed)

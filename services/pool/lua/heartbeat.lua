@@ -7,6 +7,7 @@
 --      3  counters: msgpack [name, increment (as text), ...]
 --      4  us until the registration expires
 --      5  gauges of the gateway (opaque)
+--      6  what the gateway says of its settings (opaque)
 -- Reply   1; or 0 if the gateway may have missed events, because it was unknown since its last heartbeat or the server
 --         lost heartbeats that it had answered. A repeat gets the first reply again.
 local gateway, call = ARGV[1], tonumber(ARGV[2])
@@ -20,6 +21,7 @@ if end_overdue_groups() or cancelled then
   wake_idle_seats()
 end
 register_gateway(gateway)
+redis.call("HSETNX", META, "created", math.floor(now / 1000000))
 redis.call("ZADD", GATEWAYS, now + tonumber(ARGV[4]), gateway)
 local earlier = redis.call("HMGET", gateway_key, "call", "known", "fresh")
 local last = tonumber(earlier[1] or 0)
@@ -28,6 +30,6 @@ if call <= last then
 end
 add_counters(ARGV[3])
 local known = not earlier[3] and call == last + 1 and 1 or 0
-redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", ARGV[5])
+redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", ARGV[5], "settings", ARGV[6])
 redis.call("HDEL", gateway_key, "fresh")
 return known

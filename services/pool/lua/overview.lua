@@ -5,7 +5,7 @@
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", [gateway, gauges or "", ...], [name, sum, ...],
 --          [[seat, 1 if its lease is valid, running, figures or "", gauges or "", summary or "", owner or "", epoch or ""],
 --          ...], 1 if the server's memory is full, [cluster, number of engines that it is to have, ...],
---          tokens of the prompts that wait}
+--          tokens of the prompts that wait, Unix seconds of the first heartbeat or 0}
 local seats = {}
 for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary", "owner", "epoch")
@@ -21,4 +21,4 @@ end
 local all = counts_at(META)
 return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
   gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0, redis.call("HGETALL", WANTED),
-  all.waiting_tokens }
+  all.waiting_tokens, tonumber(redis.call("HGET", META, "created") or 0) }

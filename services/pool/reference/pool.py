@@ -246,7 +246,7 @@ class ReferencePool(SeatRules):
             requeued += self._requeue_all_but(seat, exchange.holds, ended, reply)
         else:
             reply.lost = exchange.call > seat.call + 1
-        seat.slots = exchange.room.slots or seat.slots
+        seat.longest = exchange.room.longest or seat.longest
         abandoned = self._cancel_abandoned()
         requeued += self._reclaim_expired()
         overdue = self._end_overdue()
@@ -287,7 +287,7 @@ class ReferencePool(SeatRules):
             running=running,
             ended=len(self._sequences) - self._queues.waiting - running,
             bytes=sum(group.bytes for group in self._groups.values()),
-            figures=max(living, key=lambda f: f.num_slots, default=self._figures),
+            figures=max(living, key=lambda f: f.longest, default=self._figures),
             seats=seats,
             counters=dict(self._counters),
             gateways=len(gateways),

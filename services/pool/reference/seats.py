@@ -78,8 +78,8 @@ class SeatRules(BoundRules):
         while sequence := self._queues.next():
             if len(claimed) >= room.requests + room.guests + sum(r for _, r, _ in room.yields):
                 break
-            if 0 < room.slots < sequence.max_tokens:
-                if sequence.max_tokens > self._slots_elsewhere(seat):
+            if 0 < room.longest < sequence.max_tokens:
+                if sequence.max_tokens > self._longest_elsewhere(seat):
                     self._queues.dequeue(sequence, self._now)
                     self._end(sequence, TOO_LARGE)
                 else:
@@ -102,11 +102,11 @@ class SeatRules(BoundRules):
         self._queues.end_claim(self._now)
         return claimed
 
-    def _slots_elsewhere(self, seat: Seat) -> float:
+    def _longest_elsewhere(self, seat: Seat) -> float:
         """The most tokens that fit into the engine of another seat that has an owner or may soon have one again."""
         others = [other for other in self._seats.values() if other is not seat]
         able = [o for o in others if o.epoch is not None or o.vacant_since + RETURN_TIME >= self._now]
-        return max((other.slots or inf for other in able), default=0)
+        return max((other.longest or inf for other in able), default=0)
 
     def _exchange_reply(self, seat: Seat, reply: LastReply) -> ExchangeReply:
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)

@@ -164,7 +164,7 @@ class Seat:
     figures: EngineFigures | None = None
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
-    slots: int = 0  # tokens that fit into its engine; 0: not known
+    longest: int = 0  # tokens of a request that its engine can serve; 0: not known
     released: str | None = None  # the last epoch that its owner gave back
 
 

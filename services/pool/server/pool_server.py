@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -35,6 +36,7 @@ STOP_TIMEOUT = 10.0
 MAX_PAUSE = 2.0  # seconds before a server that dies at once is started again
 DISK_PERIOD = 0.5  # seconds between checks of a full disk
 ANSWER_TIMEOUT = 2.0  # seconds
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # characters that mean themselves in a URL
 
 
 class PoolServer:
@@ -265,11 +267,14 @@ class PoolServer:
 
 
 def _socket_path(data_dir: Path) -> Path:
-    """The path of the folder's socket: short enough for the kernel, and the same at each start."""
+    """The path of the folder's socket: short enough for the kernel, in a URL as it is, and the same at each start."""
     path = data_dir / "server.sock"
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(str(path)):
         return path
-    short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}"
+    temp = tempfile.gettempdir()
+    short = (
+        Path(temp if _PLAIN.fullmatch(temp) and len(temp) <= MAX_SOCKET_PATH // 2 else "/tmp") / f"orca-{os.getuid()}"
+    )
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
         raise PoolUnavailable(f"{short} belongs to another user")

@@ -65,6 +65,15 @@ class Users:
         return open(self._folder / name, "w")
 
 
+def in_use(folder: Path) -> bool:
+    """Whether the server on `folder` has a user."""
+    try:
+        with open(folder / "users") as file:
+            return not try_lock(file)
+    except FileNotFoundError:
+        return False
+
+
 def try_lock(file: IO[str]) -> bool:
     """Lock the file exclusively until it is closed. Returns False if another process holds the lock."""
     try:

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, stored
 
 from services.messages import Room, Snapshot, TokenEvent
+from services.pool.reference.pool import ReferencePool
 from services.pool.reference.state import EVENTS_KEPT
 
 
@@ -143,3 +145,17 @@ async def test_what_gateways_report_of_themselves_is_shown_while_they_are_regist
     await pool.unregister("g")
     overview = await pool.overview()
     assert (overview.gateways, overview.gateway_gauges) == (1, {})
+
+
+async def test_gateways_say_their_settings_while_they_are_registered(pool):
+    if isinstance(pool, ReferencePool):
+        pytest.skip("no scheduler or gateway of a simulation reads settings")
+    await pool.heartbeat("a", 1, {}, settings="of a")
+    await pool.heartbeat("silent", 1, {})
+    assert await pool.settings_of_gateways() == ["of a"]
+    created = (await pool.overview()).created
+    assert created > 0
+    await pool.heartbeat("a", 2, {}, settings="of a")
+    assert (await pool.overview()).created == created
+    await pool.unregister("a")
+    assert await pool.settings_of_gateways() == []

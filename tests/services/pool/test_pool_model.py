@@ -28,7 +28,7 @@ tenants = st.sampled_from(TENANTS)
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
 guests = {"guests": st.integers(0, 3), "tenants": st.lists(tenants, max_size=2)}
 owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent, **guests)
-narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), slots=st.sampled_from([0, 8, 16, 24]))
+narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), longest=st.sampled_from([0, 8, 16, 24]))
 rooms = st.one_of(
     st.just(wide), owing, narrow, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
 )

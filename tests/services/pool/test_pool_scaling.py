@@ -79,7 +79,7 @@ async def test_idle_seats_learn_at_once_that_the_number_has_changed(pool, two):
 
 async def test_a_removed_seat_is_forgotten_with_all_that_is_known_of_its_engine(pool, two):
     await pool.scale("c", 1)
-    await two[1].exchange(room=Room(0, 0, 4, slots=400))
+    await two[1].exchange(room=Room(0, 0, 4, longest=400))
     await pool.release("c/1", two[1].epoch)
     assert await pool.engines("c", 2) == ClusterSeats(1, [0, 1])
     assert (await pool.engines("c", 2)).surplus == [1]
@@ -90,7 +90,7 @@ async def test_a_removed_seat_is_forgotten_with_all_that_is_known_of_its_engine(
     await pool.release("c/1", again.epoch, removed=True)  # a repeat
     assert [seat.name for seat in (await pool.overview()).seats] == ["c/0"]
     await pool.submit(group("long", prompt=range(50), new=50))
-    assert await two[0].claim(Room(8, 10, 4, slots=40)) == []
+    assert await two[0].claim(Room(8, 10, 4, longest=40)) == []
     assert await counts(pool) == (0, 0, 1)  # it has ended, because the engine that could hold it is gone
 
 

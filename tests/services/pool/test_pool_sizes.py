@@ -22,12 +22,12 @@ async def serve_all(pool, sizes, lengths, turns):
     what it has claimed. Returns which engine ran each request."""
     owners = [await Owner.take(pool, f"c/{i}") for i in range(len(sizes))]
     for owner, blocks in zip(owners, sizes, strict=True):
-        await owner.exchange(room=Room(0, 0, BLOCK, slots=blocks * BLOCK))
+        await owner.exchange(room=Room(0, 0, BLOCK, longest=blocks * BLOCK))
     for i, (prompt, new) in enumerate(lengths):
         await pool.submit(group(f"r{i}", prompt=range(prompt), new=new))
     ran = {}
     for at in [turn % len(sizes) for turn in turns] + [*range(len(sizes))] * len(lengths):
-        room = Room(2, sizes[at], BLOCK, slots=sizes[at] * BLOCK)
+        room = Room(2, sizes[at], BLOCK, longest=sizes[at] * BLOCK)
         claims = (await owners[at].exchange(room=room)).claims
         ran |= {int(claim.id[1:].partition("/")[0]): at for claim in claims}
         if claims:

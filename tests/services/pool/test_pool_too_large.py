@@ -9,8 +9,8 @@ from services.messages import Room
 from services.pool.reference.pool import ReferencePool
 from services.pool.scripts import TOO_LARGE
 
-SMALL = Room(8, 10, 4, slots=40)
-LARGE = Room(8, 100, 4, slots=400)
+SMALL = Room(8, 10, 4, longest=40)
+LARGE = Room(8, 100, 4, longest=400)
 LONG = {"prompt": range(50), "new": 50}
 
 
@@ -44,7 +44,7 @@ async def test_an_engine_of_unknown_size_may_hold_it(pool):
     await pool.submit(group("long", **LONG))
     assert await small.claim(SMALL) == []
     assert await end_of(pool, "long/0") is None
-    await loading.exchange(room=Room(0, 0, 4, slots=40))
+    await loading.exchange(room=Room(0, 0, 4, longest=40))
     assert await small.claim(SMALL) == []
     assert await end_of(pool, "long/0") == TOO_LARGE
 
@@ -80,7 +80,7 @@ async def test_a_sequence_that_does_not_fit_now_blocks_those_behind_it(pool):
     owner = await Owner.take(pool)
     await pool.submit(group("large", prompt=range(20), new=20))
     await pool.submit(group("short"))
-    assert await owner.claim(Room(8, 5, 4, slots=40)) == []
+    assert await owner.claim(Room(8, 5, 4, longest=40)) == []
 
 
 async def test_a_seat_that_must_end_more_of_them_than_one_call_may_calls_again_at_once(pool):
@@ -95,3 +95,13 @@ async def test_a_seat_that_must_end_more_of_them_than_one_call_may_calls_again_a
         claims = (await owner.exchange(room=SMALL, idle=True)).claims
     assert [claim.id for claim in claims] == ["short/0"]
     assert (await pool.overview()).waiting == 0
+
+
+async def test_an_engine_with_blocks_but_a_short_length_leaves_it_to_a_longer_one(pool):
+    """Both have the blocks: only what they can serve, by the smaller of blocks and length, is claimed."""
+    short_length = Room(8, 100, 4, longest=40)
+    short, long = await Owner.take(pool, "short"), await Owner.take(pool, "long")
+    await long.exchange(room=LARGE)
+    await pool.submit(group("long", **LONG))
+    assert await short.claim(short_length) == []
+    assert await long.claim(LARGE) == ["long/0"]

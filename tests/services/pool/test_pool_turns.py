@@ -80,7 +80,7 @@ async def test_a_request_that_this_seat_can_never_hold_takes_no_turn(pools):
     await flood(pool, "a", 2)
     await flood(pool, "b", 2)
     owner = await Owner.take(pool)
-    assert await in_order(owner, Room(9, 99, 16, slots=160)) == ["a0", "b0", "a1", "b1"]
+    assert await in_order(owner, Room(9, 99, 16, longest=160)) == ["a0", "b0", "a1", "b1"]
     assert await in_order(owner, WIDE) == ["large"]
 
 
@@ -89,7 +89,7 @@ async def test_many_requests_for_another_seat_do_not_keep_other_tenants_from_the
     await Owner.take(pool, "larger")
     await pool.submit(of("a", "large", prompt=range(300), n=1100))
     await flood(pool, "b", 2, prompt=range(100))
-    assert await in_order(await Owner.take(pool), Room(9, 99, 16, slots=160)) == ["b0", "b1"]
+    assert await in_order(await Owner.take(pool), Room(9, 99, 16, longest=160)) == ["b0", "b1"]
     assert await in_order(await Owner.take(pool, "another"), Room(1, 99, 16)) == ["large"]
 
 

@@ -77,12 +77,12 @@ def test_the_first_request_always_ends() -> None:
 
 def test_room_counts_current_tokens_and_is_empty_while_blocks_are_short() -> None:
     s = started(blocks=6)
-    assert s.scheduler.room() == Room(2, 4, 4, whole=False, slots=24)
+    assert s.scheduler.room() == Room(2, 4, 4, whole=False, longest=24)
     s.step()
-    assert s.scheduler.room() == Room(2, 2, 4, whole=False, slots=24)  # one block is kept for each running request
+    assert s.scheduler.room() == Room(2, 2, 4, whole=False, longest=24)  # one block is kept for each running request
     for _ in range(9):
         s.step()
-    assert s.scheduler.room() == Room(0, 0, 4, whole=False, slots=24)
+    assert s.scheduler.room() == Room(0, 0, 4, whole=False, longest=24)
 
 
 def test_the_token_of_a_request_that_is_preempted_in_flight_counts() -> None:

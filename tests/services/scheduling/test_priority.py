@@ -144,9 +144,9 @@ def short_of_blocks() -> Clocked:
 def test_while_blocks_are_short_there_is_still_room_for_earlier_classes() -> None:
     world = short_of_blocks()
     # y waits for 4 blocks and one is kept for x: 2 - 4 - 1; the free place is not for x's class
-    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)], slots=24)
+    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)], longest=24)
     world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
-    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)], slots=24)
+    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)], longest=24)
 
 
 def test_while_blocks_are_short_only_a_request_at_risk_takes_them() -> None:
@@ -194,7 +194,7 @@ def test_room_contains_what_each_class_would_give_up() -> None:
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=2)])
     world.step()
     assert world.s.scheduler.room() == Room(
-        0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)], slots=200, guests=1, tenants=["default"]
+        0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)], longest=200, guests=1, tenants=["default"]
     )
     world.s.scheduler.add([of("urgent", 1)])
     assert world.s.scheduler.room().requests == -1
@@ -202,7 +202,7 @@ def test_room_contains_what_each_class_would_give_up() -> None:
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()
     assert world.s.scheduler.room() == Room(
-        0, 46, 4, whole=False, yields=[(1, 2, 2)], slots=200, guests=1, tenants=["default"]
+        0, 46, 4, whole=False, yields=[(1, 2, 2)], longest=200, guests=1, tenants=["default"]
     )
 
 

@@ -162,15 +162,15 @@ def test_a_request_that_can_never_run_here_fails_alone(impossible: Claim, why: s
 
 def test_room_counts_requests_whose_last_token_is_in_flight_as_ended() -> None:
     s = scripted(blocks=10, batch=3)
-    assert s.scheduler.room() == Room(3, 10, 4, slots=40)
+    assert s.scheduler.room() == Room(3, 10, 4, longest=40)
     s.scheduler.add([claim("a", 1, 4, 1), claim("b", 2, 4, 2)])
-    assert s.scheduler.room() == Room(1, 6, 4, slots=40)  # they wait, their blocks are as good as taken
+    assert s.scheduler.room() == Room(1, 6, 4, longest=40)  # they wait, their blocks are as good as taken
     s.select()
-    assert s.scheduler.room() == Room(2, 8, 4, slots=40)  # a ends by length in this iteration
+    assert s.scheduler.room() == Room(2, 8, 4, longest=40)  # a ends by length in this iteration
     s.scheduler.add([claim("c", 3, 4, 12), claim("d", 4, 4, 12)])
-    assert s.scheduler.room() == Room(0, 0, 4, slots=40, guests=1, tenants=["default"])
+    assert s.scheduler.room() == Room(0, 0, 4, longest=40, guests=1, tenants=["default"])
     s.finish()
-    assert s.scheduler.room() == Room(0, 0, 4, slots=40)
+    assert s.scheduler.room() == Room(0, 0, 4, longest=40)
     s.step()
     assert list(s.batch) == ["b", "c", "d"]
     assert s.scheduler.gauges() == {"kv_usage": 0.8, "paused": 0}

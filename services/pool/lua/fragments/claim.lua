@@ -47,9 +47,9 @@ local function yielded_to(yields, request)
   return requests, blocks
 end
 
--- The most tokens that fit into the engine of any other seat that has an owner or may soon have one again. An engine
--- of unknown size counts as unlimited.
-local function slots_elsewhere(seat)
+-- The most tokens of a request that the engine of any other seat can serve, if the seat has an owner or may soon have
+-- one again. An engine of unknown size counts as unlimited.
+local function longest_elsewhere(seat)
   local most = 0
   local names = redis.call("ZRANGEBYSCORE", SEATS, now + SEAT_KEPT - RETURN_TIME, "+inf")
   for _, name in ipairs(names) do
@@ -60,7 +60,7 @@ local function slots_elsewhere(seat)
   return most
 end
 
--- Ends a waiting sequence that no engine can hold.
+-- Ends a waiting sequence that no engine can serve.
 local function end_too_large(tenant, id)
   dequeue(tenant, id)
   queue_end(id, redis.call("STRLEN", P .. "tok:" .. id) / 4, END_TOO_LARGE)
@@ -85,11 +85,11 @@ local function assign(seat, id, tenant, turn, s)
   redis.call("SADD", P .. "running:" .. seat, id)
 end
 
--- Finds the next turn, and its tenant's first sequence that the seat's engine can hold. Returns turn, tenant, id and
+-- Finds the next turn, and its tenant's first sequence that the seat's engine can serve. Returns turn, tenant, id and
 -- sequence; nothing if no tenant has a turn; only turn and tenant if turns have changed and must be looked up again.
--- Sequences before it are skipped if another seat can hold them, and end if none can. `skipped` counts the skipped ones
+-- Sequences before it are skipped if another seat can serve them, and end if none can. `skipped` counts the skipped ones
 -- by tenant, `all.count` counts both.
-local function next_claimable(seat, slots, skipped, all)
+local function next_claimable(seat, longest, skipped, all)
   local turn, tenant = first_turn("-inf", "+inf")
   local looked = all.count
   while turn and all.count < MAX_PASSED do
@@ -97,14 +97,14 @@ local function next_claimable(seat, slots, skipped, all)
     local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, at, at)[1]
     local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer", "class")
     local max_tokens = s and tonumber(s[1])
-    if id and all.count == looked and (slots == 0 or max_tokens <= slots) then
+    if id and all.count == looked and (longest == 0 or max_tokens <= longest) then
       return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), group = s[3], payer = s[4],
         class = s[5] }
-    elseif not id or slots == 0 or max_tokens <= slots then
+    elseif not id or longest == 0 or max_tokens <= longest then
       update_turn(tenant, skipped[tenant])
       return turn, tenant
     end
-    all.elsewhere = all.elsewhere or slots_elsewhere(seat)
+    all.elsewhere = all.elsewhere or longest_elsewhere(seat)
     if max_tokens <= all.elsewhere then
       skipped[tenant] = at + 1 < MAX_PASSED_OF_TENANT and at + 1 or redis.call("ZCARD", P .. "waiting:" .. tenant)
     else
@@ -117,11 +117,11 @@ end
 
 -- Claims waiting sequences for the seat, by turns, up to the first that does not fit into `requests` and `blocks`.
 -- What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero, and takes from the
--- latest class first. A sequence that can never fit into the seat's engine, of `slots` tokens, does not hold up those
--- behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
+-- latest class first. A sequence of more than `longest` tokens, which the seat's engine can never serve, does not hold
+-- up those behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
 -- Returns the claimed ids, and whether the next call finds other sequences at the front because this one ended as many
 -- as one script may. Skipped sequences are at the front again then.
-local function claim_sequences(seat, requests, blocks, block_size, whole, yields, slots, guests, tenants)
+local function claim_sequences(seat, requests, blocks, block_size, whole, yields, longest, guests, tenants)
   local ids, most, skipped, all, present = {}, requests + guests, {}, { count = 0 }, {}
   for _, tenant in ipairs(tenants) do
     present[tenant] = true
@@ -130,7 +130,7 @@ local function claim_sequences(seat, requests, blocks, block_size, whole, yields
     most = most + yield[2]
   end
   while #ids < most do
-    local turn, tenant, id, s = next_claimable(seat, slots, skipped, all)
+    local turn, tenant, id, s = next_claimable(seat, longest, skipped, all)
     if not turn then
       break
     end

@@ -1,0 +1,99 @@
+"""Which pools on a data folder hold unfinished requests while no server runs them, and the commands that serve them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from cli.place import FILES, owner_of
+from services.errors import OrcaError
+from services.pool.pool import LAYOUT, RequestPool
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
+from services.pool.server.users import in_use
+from services.settings.settings import SECRETS, Settings
+
+_META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
+
+
+def command_of(settings: Settings) -> str:
+    """The command that starts a server with these settings; secrets are left out."""
+    values = {"model": settings.model, "port": settings.port} | {
+        name: value for name, value in settings if name in settings.model_fields_set and name not in SECRETS
+    }
+    words = ["orca", "serve", *(word for name, value in values.items() for word in _flag(name, value))]
+    return shlex.join(words) + "  # and its API keys" * bool(settings.tenants)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, (list, tuple)):
+        return [f"--{flag}", *map(str, value)] if value else []
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+async def remember_command(url: str, pool: str, command: str) -> None:
+    """Keep in the pool how it is served."""
+    import redis.asyncio as redis  # takes a tenth of a second
+
+    async with redis.from_url(url) as client:
+        await client.set(_command_key(pool), command)
+
+
+async def waiting(data_dir: Path, own: Path, url: str, pool: str) -> AsyncIterator[str]:
+    """A line for each pool on `data_dir` that holds unfinished requests or batches and that no server runs. The server
+    of the folder `own` answers at `url` and runs the pool `pool`."""
+    async for line in _of_server(url, f"in {own}", pool):
+        yield line
+    for folder in _unserved(data_dir, own):
+        port = (owner_of(folder) if folder == data_dir else folder.name).removeprefix("port-")
+        server = PoolServer(choose_server(), folder)
+        try:
+            async for line in _of_server(await server.start(), f"of port {port}"):
+                yield line
+        except (OrcaError, OSError) as error:  # this server starts all the same
+            yield f"the pool of port {port}, in {folder}, cannot be read: {error}"
+        finally:
+            await server.stop()
+        if batches := _open_batches(folder):
+            yield f"{batches} unfinished batches of port {port} wait: orca serve --port {port} --data-dir {data_dir}"
+
+
+def _unserved(data_dir: Path, own: Path) -> list[Path]:
+    """The folders with a pool that no server uses."""
+    folders = [folder for folder in (data_dir, *sorted(data_dir.glob("port-*"))) if folder != own]
+    stored = [f for f in folders if (f / "appendonlydir").exists() or (f / "appendonly.aof").exists()]
+    return [folder for folder in stored if not in_use(folder)]
+
+
+def _open_batches(folder: Path) -> int:
+    return len(list((folder / FILES / "open").glob("batch_*")))
+
+
+async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[str]:
+    import redis.asyncio as redis
+
+    opened: Any = redis.from_url(url, decode_responses=True)
+    async with opened as client:
+        keys = [key async for key in client.scan_iter("orca:{*}:meta", 10_000)]
+        for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] != running):
+            pool = RequestPool(url, name)
+            try:
+                view = await pool.overview()
+            finally:
+                await pool.close()
+            if unfinished := view.waiting + view.running:
+                model = view.figures.model if view.figures else "MODEL"
+                command = await client.get(_command_key(name))
+                served_by = command or f"orca serve, as before, with the model {model}"
+                yield f"{unfinished} requests wait {where}, in a pool that no server runs; to serve them: {served_by}"
+
+
+def _command_key(pool: str) -> str:
+    return f"orca:{{{pool}}}:command"
