@@ -77,6 +77,8 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
     _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):
         say(warning)
+    if "batch_invariant" in settings.model_fields_set and not settings.batch_invariant:
+        say("batch_invariant=false changes nothing: with compiled layers a request's bits never depend on its batch")
     server = None
     if not settings.redis_url:
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
