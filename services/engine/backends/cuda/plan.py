@@ -71,9 +71,9 @@ def plan(batch: FlatBatch, group: int, kv_heads: int, tiles: Tiles, programs: in
     of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
 
     Tiles are parted into items of one split each, the longest first, until these items are as much work as every
-    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no program
-    ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This decides
-    when something is computed, and changes no bit.
+    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
+    program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
+    decides when something is computed, and changes no bit.
     """
     rows = np.diff(batch.starts) * group
     counts = -(-rows // tiles.rows)
