@@ -267,7 +267,6 @@ class EngineActor:
             epoch,
             lambda: self._expected > number,
             devices.choose_device(self._settings),
-            self._settings.batch_invariant,
         )
         self._engine.link(self._links)
         self._warm_up = None  # all ranks must run the same iterations, whether they were warm or not

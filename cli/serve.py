@@ -71,6 +71,13 @@ class Progress:
             print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
 
+def needless_warning(settings: Settings) -> str:
+    """What to say of a setting that changes nothing; empty: there is none."""
+    if settings.batch_invariant or "batch_invariant" not in settings.model_fields_set:
+        return ""
+    return "batch_invariant=false changes nothing: on the fast path a request's bits never depend on its batch"
+
+
 async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progress) -> None:
     if claim.folder:
         say("ending the cluster that a killed orca serve left on this port")
@@ -80,6 +87,8 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
     _check_port(settings)
     _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):
+        say(warning)
+    if warning := needless_warning(settings):
         say(warning)
     server = None
     if place.pool is not None:

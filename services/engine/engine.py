@@ -105,13 +105,14 @@ class Engine:
             decoder = load(zeros)
             cache, pages = make(decoder, zeros), None
         decoder.bind(cache)
+        computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         figures = EngineFigures(
             model=info.name,
             max_model_len=length,
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
             vocab_size=info.vocab_size,
-            numerics=f"{info.revision} {_libraries()} {_formats(settings, dtype)} {device.type} {decoder.path}",
+            numerics=f"{info.revision} {_libraries()} {computed}",
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
             weight_bytes=decoder.memory,
         )

@@ -37,7 +37,7 @@ class EngineSettings:
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8_per_token_head"] = "auto"
     fast_path: bool = True  # False: transformers' own layers for every family
     fast_path_fault: str = ""  # why the fast path is not trusted here (see startup/proof); empty: it is trusted
-    batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the fast path only
+    batch_invariant: bool = False  # refuse what is not served on the fast path, whose bits depend on the request alone
     cache_dir: Path = field(default_factory=user_cache)  # where compiled kernels are kept
     block_size: int = 0  # tokens of one KV block; 0: see `choose_block_size`
     kv_blocks: int = 0  # 0: as many as kv_memory_fraction of the free memory holds

@@ -98,7 +98,8 @@ class Settings(
     batch_invariant: Annotated[
         bool,
         Field(
-            description="CUDA: a request's logits have the same bits in any batch, which is slower; always so on CPUs"
+            description="refuse a model on layers with which a request's bits depend on its batch (transformers' own); "
+            "false changes nothing: the fast path's never do"
         ),
     ] = False
     block_size: Annotated[

@@ -43,8 +43,7 @@ class RankDecoder(ABC):
     """A decoder whose layers and products may be split over ranks (paper, figures 6 and 7). The plain case is one rank,
     one stage and no links.
 
-    On a CPU, and on a GPU with `batch_invariant`, a token's logits depend on its request and the layout, bitwise, and
-    on nothing else."""
+    A token's logits depend on its request and the layout, bitwise, and on nothing else."""
 
     backend: str  # the path without the layout
     weight_dtype: torch.dtype

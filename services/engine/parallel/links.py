@@ -38,7 +38,6 @@ class Links:
         epoch: str,
         obsolete: Callable[[], bool],
         device: torch.device,
-        batch_invariant: bool,
     ) -> None:
         """Meets the other ranks in the store at `meeting`, and accepts them on `host`, an address of this machine.
         Tensors are on `device`.
@@ -48,7 +47,6 @@ class Links:
         store = PrefixStore(epoch, enter(meeting))
         meet(store, layout.size, obsolete)
         rank, shard, self._tp = layout.rank, layout.shard, layout.tp
-        self._ordered = batch_invariant or device.type == "cpu"
         self._engine = connect(PrefixStore("engine", store), rank, layout.size, host, CPU)
 
         def join(name: str, rank: int, size: int) -> Group:
@@ -65,12 +63,8 @@ class Links:
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what the ranks of this stage have; it may overwrite `part`.
 
-        Added in the order of ranks, so that bits do not depend on the size of the batch; in NCCL's order where they
-        may."""
+        Added in the order of ranks, so that bits do not depend on the size of the batch."""
         if self._stage is None:
-            return part
-        if not self._ordered:
-            self._stage.allreduce([part]).wait()
             return part
         first, *others = self.all_gather(part)
         total = first.to(torch.float32)

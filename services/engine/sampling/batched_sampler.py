@@ -13,7 +13,7 @@ import torch
 
 from services.engine.batch.buffers import send
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import adjustments
+from services.engine.sampling import adjustments, whole_rows
 from services.engine.sampling.noise import gumbel, keys
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
@@ -146,10 +146,9 @@ def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
             chosen[:draws] = _draw(scores[:draws], tops[:draws], batch, there)
         tokens.index_copy_(0, there.special, chosen)
     if batch.asking:
-        logs = raw.index_select(0, there.asking).log_softmax(dim=-1)
-        values, ids = logs.topk(batch.most_logprobs)
-        own = logs.gather(1, tokens.index_select(0, there.asking)[:, None])
-        results += [torch.cat([own, values], dim=1).double().view(torch.int64).view(-1), ids.view(-1)]
+        asking = raw if len(batch.asking) == n else raw.index_select(0, there.asking)
+        logs, ids = whole_rows.score(asking, tokens.index_select(0, there.asking), batch.most_logprobs)
+        results += [logs.view(torch.int64).view(-1), ids.view(-1)]
     return torch.cat(results) if len(results) > 1 else results[0]
 
 

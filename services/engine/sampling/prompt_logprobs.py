@@ -13,6 +13,7 @@ import torch
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
+from services.engine.sampling import whole_rows
 from services.engine.sampling.candidates import Search
 from services.engine.sampling.logits_chunks import chunk_maxima
 from services.engine.sampling.output import SamplerOutput
@@ -118,12 +119,11 @@ def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: Sea
 def score_batched(logits: torch.Tensor, targets: Numbers, count: int) -> Scored:
     """The same on an accelerator. The host waits once."""
     raw = logits.float()
-    mine = torch.from_numpy(targets).to(raw.device, torch.long)[:, None]
-    logs = raw.log_softmax(dim=-1)
-    ranks = 1 + (raw > raw.gather(1, mine)).sum(dim=-1, keepdim=True)
-    values, ids = logs.topk(count)
-    floats = torch.cat([raw.amax(dim=-1, keepdim=True), logs.gather(1, mine), values], dim=1)
-    results = torch.cat([floats.double().view(torch.int64), ranks, ids], dim=1).cpu().numpy()
+    mine = torch.from_numpy(targets).to(raw.device, torch.long)
+    ranks = 1 + (raw > raw.gather(1, mine[:, None])).sum(dim=-1, keepdim=True)
+    logs, ids = whole_rows.score(raw, mine, count)
+    floats = torch.cat([raw.amax(dim=-1, keepdim=True).double(), logs], dim=1)
+    results = torch.cat([floats.view(torch.int64), ranks, ids], dim=1).cpu().numpy()
     numbers, whole = np.ascontiguousarray(results[:, : count + 2]).view(np.float64), results[:, count + 2 :]
     return Scored(np.isfinite(numbers[:, 0]), numbers[:, 1], whole[:, 0], whole[:, 1:], numbers[:, 2:])
 

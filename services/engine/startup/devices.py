@@ -19,6 +19,21 @@ def choose_device(settings: EngineSettings) -> torch.device:
     return torch.device(settings.device)
 
 
+def name(device: torch.device) -> str:
+    """A device as `numerics` names it: a GPU's model, and neither driver nor compiler, whose updates need not change a
+    bit."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device.type} {torch.cuda.get_device_name(device).replace(' ', '-')}"
+
+
+def forbid_shortcuts() -> None:
+    """Let products and convolutions of torch on a GPU have no sums in fewer bits than float32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
     """The dtype of weights and activations. Raises SettingsError for float16 on a CPU."""
     if settings.dtype == "float16" and device.type == "cpu":

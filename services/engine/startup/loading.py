@@ -53,15 +53,16 @@ def load_decoder(
         layout.part_of(spec)  # raises before anything is read
         return load_fast(spec, tensors or folder, settings, length, layout, allocate)
     device = devices.choose_device(settings)
+    devices.forbid_shortcuts()
     dtype = devices.choose_dtype(settings, device)
     _check_formats(settings, device)
-    path = "sdpa"
+    path = "sdpa" if device.type == "cpu" else "sdpa batch-dependent"
     if whole := fast_path_spec(folder, settings):
         try:
             return load_fast(whole, tensors or folder, settings, length, allocate=allocate)
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
-            path = f"sdpa {FALLBACK}"
+            path = f"{path} {FALLBACK}"
     _check_stock(settings)
     # transformers' layers take seconds to import, and the fast path does not use them
     from services.engine.backends.stock.loading import load_stock
@@ -92,6 +93,7 @@ def load_fast(
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
+    devices.forbid_shortcuts()
     spec = spec.for_length(length)
     weights = open_weights(spec, source, layout.shard, executes_as_stored(settings))
     if device.type == "cpu":
@@ -104,7 +106,7 @@ def load_fast(
 
     dtype = devices.choose_dtype(settings, device)
     tiles = Tiles.fitting(dtype, spec.head_dim)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, settings.batch_invariant, tiles), layout)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles), layout)
 
 
 def cpu_setup(

@@ -136,7 +136,7 @@ def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layo
                     if links:
                         links.close()
                     device = torch.device(settings.device)
-                    links = Links(layout, HERE, meeting, *arguments, lambda: False, device, settings.batch_invariant)
+                    links = Links(layout, HERE, meeting, *arguments, lambda: False, device)
                     engine.link(links)
                     pipe.send(engine.figures)
                 elif what == "perplexity":

@@ -153,9 +153,9 @@ def test_logits_are_bitwise_the_same(folders: dict[str, Path], number: int) -> N
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str) -> None:
-    settings = replace(SETTINGS, device="cuda", dtype=dtype, batch_invariant=True)
+    settings = replace(SETTINGS, device="cuda", dtype=dtype)
     engine = Engine.load(folders[family], settings)
-    assert engine.figures.numerics.endswith("triton invariant")
+    assert " triton " in engine.figures.numerics
     for seed in (1, 2):
         check(engine, folders[family], settings, random.Random(seed))
 

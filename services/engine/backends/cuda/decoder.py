@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from services.engine.backends.cuda.bits import AttentionBits, fingerprint, settle_attention
 from services.engine.backends.cuda.graphs import Graphs
 from services.engine.backends.cuda.inputs import Inputs, send
-from services.engine.backends.cuda.layers import PARTIAL_ROWS, CudaLayers, CudaSetup
+from services.engine.backends.cuda.layers import PARTIAL_SPLITS, CudaLayers, CudaSetup
 from services.engine.backends.cuda.plan import Planner, Tiles
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
@@ -21,22 +22,24 @@ ONE_PROCESS = Layout()
 class CudaDecoder(RankDecoder):
     """Launches an iteration and returns; the host waits only for the tokens that are drawn from the logits.
 
-    With `batch_invariant`, products have fixed tiles and attention has one tile for all, so that a token's logits
-    depend on its request alone, bitwise. Otherwise the library's products, and narrow tiles of attention for
-    increments, make them depend on the batch."""
+    A token's logits depend on its request alone, bitwise: products and attention have several ways to the same bits,
+    which are compared when this is made (see `bits`)."""
 
     def __init__(self, setup: CudaSetup, layout: Layout = ONE_PROCESS) -> None:
         super().__init__(setup.spec, layout, setup.device)
-        self.backend = "triton invariant" if setup.batch_invariant else "triton"
+        self.backend = "triton"
         self.weight_dtype = self.cache_dtype = setup.dtype
         self.weight_bytes = setup.dtype.itemsize
         self.kernels = CudaLayers(setup, self._part, layout)
-        self.plan = Planner(self._part, setup.tiles, setup.batch_invariant, self.kernels.programs, PARTIAL_ROWS)
+        self.plan = Planner(self._part, setup.tiles, self.kernels.programs, self.kernels.partial_rows)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
         self.as_stored: Mapping[str, bool] = {}
         self.memory = self.kernels.memory
+        if setup.device.type == "cuda":
+            attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.programs, setup.device)
+            self.backend += f" {fingerprint(self.kernels.settle(), settle_attention(attention, self.plan))}"
 
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
@@ -44,7 +47,7 @@ class CudaDecoder(RankDecoder):
         self.kernels.bind(cache)
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
-            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_ROWS, self._device)
+            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_SPLITS, self._device)
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch.nn.functional import linear as torch_linear
 
 from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate
@@ -15,15 +13,15 @@ from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
-from services.engine.backends.cuda.kernels.product import multiply
 from services.engine.backends.cuda.plan import Tiles
+from services.engine.backends.cuda.products import SLABS, Products
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.kept import tensor_bytes
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
 
-PARTIAL_ROWS = 2048  # rows of Partials: enough for increments of half a million positions in one batch
+PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half a million positions in one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +37,7 @@ class CudaSetup:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    batch_invariant: bool  # bits depend on the request alone
     tiles: Tiles
-
-
-class Product(Protocol):
-    """A way to multiply by a weight. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product`
-    of backends/cpu/kernels/layers.h."""
-
-    def __call__(
-        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, /, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
-        `out` if it is given, which a product with a bias does not take."""
-        ...
-
-
-def library_product(
-    x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Product by the device's library, which chooses its order of sums by the number of rows."""
-    if linear.bias is not None:
-        assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
-        assert out is None, "a product with a bias makes its own tensor"
-        return torch_linear(x, linear.numbers, linear.bias)
-    weight = linear.numbers.t()
-    if dtype == x.dtype or not len(x):
-        return torch.mm(x, weight, out=out).to(dtype)
-    return torch.mm(x, weight, out_dtype=dtype, out=out)
 
 
 class CudaLayers:
@@ -79,7 +50,7 @@ class CudaLayers:
     def __init__(self, setup: CudaSetup, part: DecoderSpec, layout: Layout) -> None:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
-        self._product: Product = multiply if setup.batch_invariant else library_product
+        self._product = Products()
         self._layers = [self._on_device(weights.layer(i)) for i in layers]
         self._embedding = self._table(weights.embedding()) if layout.is_first else None
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
@@ -89,7 +60,7 @@ class CudaLayers:
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs = _programs(setup.device)
+        self.programs, self.partial_rows = _programs(setup.device), PARTIAL_SPLITS * part.group
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -97,7 +68,7 @@ class CudaLayers:
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._cache = cache
-        self._partials = Partials.make(PARTIAL_ROWS, self._part.kv_heads, self._part.head_dim, self._device)
+        self._partials = Partials.make(self.partial_rows, self._part.kv_heads, self._part.head_dim, self._device)
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """x [tokens, hidden], float32."""
@@ -154,6 +125,23 @@ class CudaLayers:
         assert vocabulary is not None, "the last layers have the vocabulary"
         normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, tokens)
         return self._product(normed, vocabulary, torch.float32, out)
+
+    def settle(self) -> bytes:
+        """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
+        them. The host waits."""
+        shapes = {}
+        for layer in self._layers:
+            for linear in (layer.qkv, layer.output, layer.up, layer.down):
+                if linear:
+                    shapes.setdefault(linear.weight.shape, (linear, self._dtype))
+        products = list(shapes.values())
+        if self._vocabulary:
+            products.append((self._vocabulary, torch.float32))
+        drawn = torch.Generator().manual_seed(0)
+        widest = max(linear.weight.shape[1] for linear, _ in products)
+        x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
+        settle = self._product.settle
+        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(

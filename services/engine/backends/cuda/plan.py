@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.families.spec import DecoderSpec
 
 FIELDS = 8
-LONGEST = 16  # rows of a tile whose splits may go to several programs: increments and similar work
+Choice = np.ndarray[Any, np.dtype[np.bool_]]
 NARROW = 16  # rows of a tensor core's smallest tile
 
 
@@ -20,7 +21,7 @@ class Tiles:
     """The shape of a program's part of attention. `split` is a multiple of `keys`; all are powers of two, and at least
     16 for a tensor core.
 
-    Bits depend on all three, so an engine whose bits must depend on requests alone has one of these.
+    Bits depend on `keys` and `split`, so all tiles of an engine have the same.
     """
 
     rows: int  # queries: tokens times the heads that share keys
@@ -34,6 +35,11 @@ class Tiles:
             return cls(rows=16, keys=32, split=256)
         return cls(rows=64 if dim <= 128 else 16, keys=64, split=256)
 
+    @property
+    def narrow(self) -> Tiles:
+        """Those for few rows."""
+        return replace(self, rows=min(NARROW, self.rows))
+
     def __post_init__(self) -> None:
         assert self.split % self.keys == 0, f"splits of {self.split} positions in tiles of {self.keys}"
 
@@ -41,12 +47,13 @@ class Tiles:
 class Planner:
     """Plans iterations for layers of `part`, whose attention has so many programs and rows of partial sums."""
 
-    def __init__(
-        self, part: DecoderSpec, tiles: Tiles, batch_invariant: bool, programs: int, partial_rows: int
-    ) -> None:
+    def __init__(self, part: DecoderSpec, tiles: Tiles, programs: int, partial_rows: int) -> None:
         self._part, self._tiles, self._programs, self._partial_rows = part, tiles, programs, partial_rows
-        one_for_all = batch_invariant or part.group > NARROW
-        self.increments = tiles if one_for_all else replace(tiles, rows=min(NARROW, tiles.rows))
+        self.increments = tiles if part.group > NARROW else tiles.narrow
+
+    def widen(self) -> None:
+        """Plan no narrow tiles, because their bits are other ones here."""
+        self.increments = self._tiles
 
     def __call__(self, batch: FlatBatch) -> tuple[Numbers, Tiles]:
         """The items of work, see `plan`, and their tiles: narrow ones if every request's rows fit into one."""
@@ -57,14 +64,16 @@ class Planner:
 
 
 def plan(batch: FlatBatch, group: int, kv_heads: int, tiles: Tiles, programs: int, partial_rows: int) -> Numbers:
-    """[items, FIELDS], those with the most work first, for `programs` that take them in turn, each for every KV head.
+    """[items, FIELDS], the longest first, each for every KV head; a program takes the next one when it is free.
 
     The fields of an item: the flat token where its request starts; that request's rows, `group` for each token; its
     context; where its table starts; the tile's first row; the first split and the end of its splits; and, if the splits
     of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
 
-    A tile's splits become items of their own if it has more than a program's share of all splits, as long as
-    `partial_rows` suffice. That changes when something is computed, and no bits.
+    Tiles are parted into items of one split each, the longest first, until these items are as much work as every
+    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
+    program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
+    decides when something is computed, and changes no bit.
     """
     rows = np.diff(batch.starts) * group
     counts = -(-rows // tiles.rows)
@@ -74,16 +83,16 @@ def plan(batch: FlatBatch, group: int, kv_heads: int, tiles: Tiles, programs: in
     height = np.minimum(tiles.rows, rows[request] - first)
     end = batch.contexts[request] + (first + height - 1) // group + 1
     splits = -(-end // tiles.split)
-
-    fair = max(1, int(splits.sum()) * kv_heads // programs)
-    needed = np.where((splits > fair) & (height <= LONGEST), splits * height, 0)
-    parted = (needed > 0) & (np.cumsum(needed) <= partial_rows)
-    partial = np.cumsum(np.where(parted, needed, 0)) - needed
+    few = height <= max(NARROW, group)  # rows: increments and similar work, which has few tiles
+    parted = _parted(end, splits, splits * height, few, programs / kv_heads, partial_rows)
+    needed = np.where(parted, splits * height, 0)
+    partial = np.cumsum(needed) - needed
 
     items = np.repeat(np.arange(len(request)), np.where(parted, splits, 1))
     split = np.arange(len(items)) - np.searchsorted(items, items)
     alone = ~parted[items]
     of = request[items]
+    first_split, end_split = np.where(alone, 0, split), np.where(alone, splits[items], split + 1)
     table = np.stack(
         [
             batch.starts[of],
@@ -91,12 +100,28 @@ def plan(batch: FlatBatch, group: int, kv_heads: int, tiles: Tiles, programs: in
             batch.contexts[of],
             batch.table_starts[of],
             first[items],
-            np.where(alone, 0, split),
-            np.where(alone, splits[items], split + 1),
+            first_split,
+            end_split,
             np.where(alone, -1, partial[items]),
         ],
         axis=1,
     ).astype(np.int32)
-    order = np.argsort(table[:, 5] - table[:, 6], kind="stable")
-    ordered: Numbers = table[order]
+    length = np.minimum(end_split * tiles.split, end[items]) - first_split * tiles.split
+    ordered: Numbers = table[np.argsort(-length, kind="stable")]
     return ordered
+
+
+def _parted(end: Numbers, splits: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
+    """[tiles], which ones are parted, of tiles that read `end` positions in `splits`, and need so many rows of partial
+    sums; only those with `few` rows may be. `programs` are those of a KV head."""
+    able = (splits > 1) & few
+    order = np.flatnonzero(able)[np.argsort(-end[able], kind="stable")]
+    lengths = end[order].astype(np.int64)
+    # if the tile at this place is the longest that stays whole: positions in items of one split, and the longest item
+    small = np.cumsum(lengths) - lengths + int(end[splits == 1].sum())
+    longest = np.maximum(lengths, end[(splits > 1) & ~few].max(initial=0))
+    enough = np.append(small >= programs * longest, True)
+    fitting = np.count_nonzero(np.cumsum(needed[order].astype(np.int64)) <= partial_rows)
+    parted = np.zeros(len(end), np.bool_)
+    parted[order[: min(int(np.argmax(enough)), fitting)]] = True
+    return parted

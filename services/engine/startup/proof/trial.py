@@ -4,7 +4,7 @@ shapes?"""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ WIDEST = 2048  # rows of the vocabulary, plus the remainder of its real size by 
 TILE = 256
 WINDOW = 70  # tokens at most: shorter than the longest prompt, and no multiple of a tile
 PROMPTS = (1, 5, 33, 300)  # tokens: below and above the sizes of blocks, and of the tiles of products and attention
+MANY_SPLITS = 1000  # tokens of one more on a GPU, whose increments several programs compute and one merges
 CHUNK = 20  # tokens of the third prompt's first chunk
 SHORT_REQUESTS = 16  # they join the last iterations, so that increments fill more than one tile
 INCREMENTS = 4
@@ -47,7 +48,8 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     device = devices.choose_device(settings)
     dtype = devices.choose_dtype(settings, device)
     longest = ModelInfo.load(folder, settings.cache_dir).max_model_len
-    length = min(longest, max(PROMPTS) + SHORT_REQUESTS)
+    prompts = PROMPTS if device.type == "cpu" else (*PROMPTS, MANY_SPLITS)
+    length = min(longest, max(prompts) + SHORT_REQUESTS)
     full = loading.fast_path_spec(folder, settings)
     assert full is not None, f"{folder.name} has no fast path"
     exact = dtype == devices.choose_cache_dtype(settings, dtype) == torch.float32 and settings.weights != "int8"
@@ -66,7 +68,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     place_by_position(model, longest)
     stock = StockDecoder(model, check_attention(model, spec.layers))
     with torch.inference_mode():
-        return compare(fast, stock, choose_block_size(settings), length, spec, device)
+        return compare(fast, stock, choose_block_size(settings), length, spec, device, prompts)
 
 
 def _shortened(config: Any, exact: bool) -> Any:
@@ -113,15 +115,21 @@ def _fields_of_types(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def compare(
-    fast: Decoder, stock: Decoder, block_size: int, length: int, spec: DecoderSpec, device: torch.device
+    fast: Decoder,
+    stock: Decoder,
+    block_size: int,
+    length: int,
+    spec: DecoderSpec,
+    device: torch.device,
+    prompts: Sequence[int] = PROMPTS,
 ) -> float:
     """The same for two decoders with the same weights."""
-    states = _requests(block_size, length, spec.vocab)
+    states = _requests(block_size, length, spec.vocab, prompts)
     for decoder in (fast, stock):
         blocks = sum(len(state.blocks) for state in states)
         decoder.bind(KVCache(decoder.layers, blocks, block_size, decoder.cache_dtype, device))
     worst = torch.zeros((), device=device)
-    for scheduled in _iterations(states, spec.vocab):
+    for scheduled in _iterations(states, len(prompts), spec.vocab):
         ours, theirs = (decoder.forward(pack(scheduled, block_size)) for decoder in (fast, stock))
         assert ours is not None
         assert theirs is not None
@@ -132,10 +140,10 @@ def compare(
     return float(worst)
 
 
-def _requests(block_size: int, length: int, vocab: int) -> list[RequestState]:
+def _requests(block_size: int, length: int, vocab: int, prompts: Sequence[int]) -> list[RequestState]:
     """Requests whose blocks are scattered."""
     drawn = torch.Generator().manual_seed(SEED)
-    lengths = [min(prompt, length - SHORT_REQUESTS) for prompt in PROMPTS] + [1 + i % 3 for i in range(SHORT_REQUESTS)]
+    lengths = [min(prompt, length - SHORT_REQUESTS) for prompt in prompts] + [1 + i % 3 for i in range(SHORT_REQUESTS)]
     room = [-(-(count + SHORT_REQUESTS) // block_size) for count in lengths]
     order = iter(torch.randperm(sum(room), generator=drawn).tolist())
     states = []
@@ -147,7 +155,7 @@ def _requests(block_size: int, length: int, vocab: int) -> list[RequestState]:
     return states
 
 
-def _iterations(states: list[RequestState], vocab: int) -> Iterator[list[tuple[RequestState, int]]]:
+def _iterations(states: list[RequestState], prompts: int, vocab: int) -> Iterator[list[tuple[RequestState, int]]]:
     """Prompts, a chunk of one, increments beside a prompt, increments alone, and many of them."""
     drawn = torch.Generator().manual_seed(SEED)
 
@@ -158,7 +166,7 @@ def _iterations(states: list[RequestState], vocab: int) -> Iterator[list[tuple[R
                 state.token_ids.append(int(torch.randint(vocab, (1,), generator=drawn)))
         return [(state, len(state.token_ids) - state.num_computed_tokens) for state in some]
 
-    few = states[: len(PROMPTS)]
+    few = states[:prompts]
     yield [*rest(few[:2]), (few[2], min(CHUNK, len(few[2].token_ids) - 1))]
     for _ in range(1 + INCREMENTS):
         yield rest(few)

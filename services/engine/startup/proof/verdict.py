@@ -159,7 +159,7 @@ def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: tor
     weights = open_weights(spec, folder, as_stored=loading.executes_as_stored(settings))
     stored = weights.stored, sorted(weights.groups.items())
     kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
-    kind = (dtype, *stored, *kept, settings.batch_invariant, choose_block_size(settings))
+    kind = (dtype, *stored, *kept, choose_block_size(settings))
     versions = [version(name) for name in ("torch", "transformers")]
     digest = hashlib.sha256(repr((_machine(device, settings), kind, versions)).encode())
     digest.update((folder / "config.json").read_bytes())

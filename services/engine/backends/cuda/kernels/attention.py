@@ -4,7 +4,8 @@ The queries of a KV head are rows: those of a token's heads are neighbours, one 
 them. The positions of a request are cut every SPLIT positions. Each split is computed by itself (online softmax,
 Milakov and Gimelshein, 2018), and splits are merged one by one in their order. They are merged by the program that
 computed them or by the last one of several to finish. Both use the same function, so a row's bits are the same either
-way."""
+way. The weights of a softmax are summed as integers, in whatever order threads have them, and matrix products in the
+order of their inputs, so that the number of rows of a tile changes no bits either."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ STAGES = 5
 @dataclass(frozen=True, slots=True)
 class Partials:
     """Memory in which the splits of a tile are merged: sums [rows, kv_heads, dim], their weights and maxima [rows,
-    kv_heads, 2], in float32, and how many of a tile's splits are done [rows, kv_heads], zero between launches."""
+    kv_heads, 2], in float32; how many of a tile's splits are done [rows, kv_heads]; and how many items and programs
+    are [2]. What counts is zero between launches."""
 
     sums: torch.Tensor
     weights: torch.Tensor
     arrived: torch.Tensor
+    taken: torch.Tensor
 
     @classmethod
     def make(cls, rows: int, kv_heads: int, dim: int, device: torch.device) -> Partials:
@@ -37,6 +40,7 @@ class Partials:
             torch.zeros(rows, kv_heads, dim, device=device),
             torch.zeros(rows, kv_heads, 2, device=device),
             torch.zeros(rows, kv_heads, dtype=torch.int32, device=device),
+            torch.zeros(2, dtype=torch.int32, device=device),
         )
 
 
@@ -75,6 +79,7 @@ def attend(
         partials.sums,
         partials.weights,
         partials.arrived,
+        partials.taken,
         SCALE=scaling * LOG2_E,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -102,6 +107,14 @@ def _merge(sums, weight, top, more_sums, more_weight, more_top):
     weight = tl.fma(more_weight, more_scale, weight * scale)
     sums = tl.fma(more_sums, tl.broadcast_to(more_scale[:, None], sums.shape), sums * scale[:, None])
     return sums, weight, highest
+
+
+@triton.jit
+def _sum_of(shares):
+    """The sums of rows of numbers from 0 to 1, as integers of 2**-22, so that no order of additions changes a bit."""
+    # between 2 and 4 a float32 is a multiple of 2**-22, and its bits are consecutive integers
+    counts = (shares + 2.0).to(tl.int32, bitcast=True) - 0x40000000
+    return tl.sum(counts, 1).to(tl.float32) * 2.384185791015625e-07
 
 
 @triton.jit
@@ -143,7 +156,7 @@ def _split(
         finite = tl.where(highest == float("-inf"), 0.0, highest)
         shares = tl.exp2(scores - finite[:, None])
         scale = tl.exp2(top - finite)
-        weight = tl.fma(weight, scale, tl.sum(shares, 1))
+        weight = tl.fma(weight, scale, _sum_of(shares))
         value_at = values + ((block * BLOCK_SIZE + offset) * DIM)[:, None] + column[None, :]
         value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0.0)
         sums = tl.dot(shares.to(value.dtype), value, sums * scale[:, None], input_precision="ieee")
@@ -163,6 +176,7 @@ def _attend(
     partial_sums,
     partial_weights,
     arrived,
+    taken,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -177,7 +191,10 @@ def _attend(
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     column = tl.arange(0, DIM_BLOCK)[None, :]
-    for work in range(tl.program_id(0), tl.load(count) * KV_HEADS, tl.num_programs(0)):
+    programs = tl.num_programs(0)
+    end_work = tl.load(count) * KV_HEADS
+    work = tl.program_id(0)
+    while work < end_work:
         item = items + work // KV_HEADS * FIELDS
         head = work % KV_HEADS
         start, rows, context, table = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
@@ -244,3 +261,7 @@ def _attend(
         if finished:
             to = out + token * (HEADS * DIM) + query_head * DIM + column
             tl.store(to, (sums / weight[:, None]).to(out.dtype.element_ty), there)
+        work = programs + tl.atomic_add(taken, 1)  # so that no program has much left when others have none
+    if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:
+        tl.store(taken, 0)
+        tl.store(taken + 1, 0)

@@ -1,6 +1,13 @@
-"""A batch-invariant product: tiles are fixed and one program computes each sum, so a row's bits depend on it alone."""
+"""Products whose tile follows the number of rows.
+
+An output is one float32 sum over the inputs in ascending order, to which the bias is added, and which is then rounded
+once. No tile regroups that sum, so a row's bits depend neither on the tile nor on the rows beside it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -8,20 +15,71 @@ import triton.language as tl
 
 from services.engine.families.weights import Linear
 
-ROWS, COLUMNS, DEPTH = 64, 64, 64
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
-def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program computes at once. `swapped`: the weights are the tensor core's left operand, which has at least 64
+    rows; so few rows of x waste nothing."""
+
+    rows: int  # of x
+    outputs: int
+    depth: int  # inputs read at once
+    warps: int
+    stages: int  # steps of `depth` in flight
+    swapped: bool = False
+
+
+ANCHOR = Tile(rows=64, outputs=64, depth=64, warps=4, stages=4)  # whose bits are those of every other way
+PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which has no tensor cores: any number of rows
+
+# For 16-bit numbers: the most rows of x that a tile is for, the most outputs of a product that it is for (0: any), and
+# the tile. The first that fits is taken. Few rows need many bytes in flight, many rows need large tiles; a product of
+# few outputs needs small tiles, or most multiprocessors would idle.
+MANY = 1 << 30
+TILES = (
+    (16, 0, Tile(rows=16, outputs=64, depth=128, warps=4, stages=5, swapped=True)),
+    (32, 0, Tile(rows=32, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
+    (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
+    (128, 0, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
+    (512, 8192, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
+    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=4)),
+    (MANY, 0, Tile(rows=128, outputs=256, depth=64, warps=8, stages=3)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`tile` is for so many rows."""
+
+    least: int
+    most: int
+    tile: Tile
+
+
+def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
+    """The tiles of a product with so many outputs, whose operands are `dtype`, by the number of rows."""
+    if dtype.itemsize > 2:
+        return [Step(1, MANY, PLAIN)]
+    fitting = [(most, tile) for most, widest, tile in TILES if not widest or outputs <= widest]
+    first = dict(reversed(fitting))  # of two for the same rows, the one that comes first
+    ends = [0, *sorted(first)]
+    return [Step(least + 1, most, first[most]) for least, most in pairwise(ends)]
+
+
+def multiply(
+    x: torch.Tensor, linear: Linear, dtype: torch.dtype, tile: Tile, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given. Sums are float32."""
+    given."""
     rows, inputs = x.shape
     outputs = linear.weight.shape[0]
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
     if rows:
-        _multiply[(triton.cdiv(rows, ROWS) * triton.cdiv(outputs, COLUMNS),)](
+        _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
             linear.numbers,
@@ -29,12 +87,13 @@ def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Ten
             rows,
             INPUTS=inputs,
             OUTPUTS=outputs,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            DEPTH=DEPTH,
+            ROWS=tile.rows,
+            COLUMNS=tile.outputs,
+            DEPTH=tile.depth,
+            SWAPPED=tile.swapped,
             GROUP=GROUP,
-            num_warps=4,
-            num_stages=4,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
     return out
 
@@ -51,6 +110,7 @@ def _multiply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SWAPPED: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     across: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
@@ -60,14 +120,24 @@ def _multiply(
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    left = x + (row % rows).to(tl.int64)[:, None] * INPUTS + depth[None, :]
-    right = weight + (column % OUTPUTS).to(tl.int64)[None, :] * INPUTS + depth[:, None]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    x_row = x + (row % rows).to(tl.int64) * INPUTS
+    weight_row = weight + (column % OUTPUTS).to(tl.int64) * INPUTS
+    if SWAPPED:
+        left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
+        total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    else:
+        left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, INPUTS, DEPTH):
-        inside = depth < INPUTS - begin
-        a = tl.load(left + begin, inside[None, :], 0.0)
-        b = tl.load(right + begin, inside[:, None], 0.0)
+        if INPUTS % DEPTH:
+            inside = depth < INPUTS - begin
+            a = tl.load(left + begin, inside[None, :], 0.0)
+            b = tl.load(right + begin, inside[:, None], 0.0)
+        else:
+            a, b = tl.load(left + begin), tl.load(right + begin)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if SWAPPED:
+        total = tl.trans(total)
     if bias is not None:
         total += tl.load(bias + column % OUTPUTS).to(tl.float32)[None, :]
     place = out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]

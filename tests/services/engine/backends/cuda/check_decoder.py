@@ -39,9 +39,9 @@ def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], P
 
 def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
-    engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
+    engine = make_engine(tiny_model("llama"), 16)
     alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
-    other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
+    other = make_engine(tiny_model("llama"), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
 
@@ -58,19 +58,18 @@ def test_prompts_are_scored_as_by_transformers(family: str, chunks: bool, tiny_m
 
 @pytest.mark.chaos
 def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
-    engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
+    engine = make_engine(tiny_model("llama"), 16)
     alone = [Driver(engine).run([job])[0] for job in scored_jobs(longest=20)]
-    other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
+    other = make_engine(tiny_model("llama"), 8)
     again = Driver(other, random.Random(2)).run(scored_jobs(longest=20))
     assert [job.logprobs for job in again] == [job.logprobs for job in alone]
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model: Callable[[str], Path]) -> None:
+def test_a_trial_finds_them_near_transformers(tiny_model: Callable[[str], Path]) -> None:
     """The iterations that check a GPU's kernels before they serve."""
     folder = tiny_model("qwen3")
-    setup = make_setup(folder, Shard(), batch_invariant)
+    setup = make_setup(folder, Shard())
     stock = load_stock(folder, torch.float32, CPU, 100)
     with torch.inference_mode():
         difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import torch
 from plain_sampler import plain_token
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
 
+from services.engine.backends.cuda import products
+from services.engine.backends.cuda.bits import AttentionBits, settle_attention
 from services.engine.backends.cuda.inputs import send
-from services.engine.backends.cuda.kernels import attention
+from services.engine.backends.cuda.kernels import attention, product
 from services.engine.backends.cuda.kernels import draw as drawing
 from services.engine.backends.cuda.kernels.activation import activate
 from services.engine.backends.cuda.kernels.attention import Partials
@@ -21,8 +25,9 @@ from services.engine.backends.cuda.kernels.draw import draw
 from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
-from services.engine.backends.cuda.kernels.product import multiply
-from services.engine.backends.cuda.plan import Tiles, plan
+from services.engine.backends.cuda.kernels.product import ANCHOR, MANY, PLAIN, Tile, multiply, steps
+from services.engine.backends.cuda.plan import Planner, Tiles, plan
+from services.engine.backends.cuda.products import Products
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
@@ -135,13 +140,86 @@ def test_activation() -> None:
     torch.testing.assert_close(activate(up, False), gelu(up, approximate="tanh"), **CLOSE)
 
 
-def test_product() -> None:
+def test_products_have_the_same_bits_in_every_tile() -> None:
     x, linear_ = torch.randn(70, 72), Linear(torch.randn(100, 72), torch.randn(100))
-    product = multiply(x, linear_, torch.float32)
-    torch.testing.assert_close(product, linear(x, linear_.weight, linear_.bias), rtol=1e-4, atol=1e-4)
-    for rows in (slice(0, 1), slice(3, 9), slice(64, 70)):
-        assert torch.equal(multiply(x[rows].contiguous(), linear_, torch.float32), product[rows])
-    assert multiply(x[:0], linear_, torch.float32).shape == (0, 100)
+    whole = multiply(x, linear_, torch.float32, PLAIN)
+    torch.testing.assert_close(whole, linear(x, linear_.weight, linear_.bias), rtol=1e-4, atol=1e-4)
+    for tile in {ANCHOR, *(tile for _, _, tile in product.TILES)}:
+        for rows in (slice(0, 1), slice(3, 9), slice(64, 70)):
+            found = multiply(x[rows].contiguous(), linear_, torch.float32, tile)
+            assert torch.equal(found, whole[rows]), tile
+    assert multiply(x[:0], linear_, torch.float32, PLAIN).shape == (0, 100)
+
+
+def test_every_number_of_rows_has_one_tile() -> None:
+    for outputs in (64, 4096, 8192, 8193, 128_256):
+        for dtype in (torch.bfloat16, torch.float32):
+            found = steps(outputs, dtype)
+            assert [step.least for step in found] == [1, *(step.most + 1 for step in found[:-1])]
+            assert found[-1].most == MANY
+    assert len({step.tile for step in steps(4096, torch.bfloat16)} - {s.tile for s in steps(9000, torch.bfloat16)}) == 0
+    assert steps(4096, torch.bfloat16) != steps(9000, torch.bfloat16)
+
+
+SMALL = Tile(rows=16, outputs=32, depth=16, warps=4, stages=2, swapped=True)
+OTHER = Tile(rows=8, outputs=16, depth=8, warps=4, stages=2)
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and slabs of a few rows, and torch's product in order, in the library's place."""
+    monkeypatch.setattr(product, "TILES", ((4, 0, SMALL), (product.MANY, 0, OTHER)))
+    monkeypatch.setattr(products, "SLABS", (16, 8))
+    monkeypatch.setattr(products, "library_product", in_order)
+
+
+def in_order(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    total = torch.zeros(len(x), len(linear.numbers))
+    for left, right in zip(x.t().float(), linear.numbers.t().float(), strict=True):
+        total += torch.outer(left, right)
+    out.copy_(total)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_what_has_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A library that splits sums for some numbers of rows, and a tile that does. Rows are alike in any batch."""
+    x, one = torch.randn(29, 40).bfloat16(), Linear(torch.randn(48, 40).bfloat16())
+    asked: list[int] = []
+    result = torch.float32  # the interpreter rounds to bfloat16 in another way than torch
+
+    def library(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+        asked.append(len(x))
+        in_order(x, linear, out)
+        if len(x) == 16:
+            out += 0.01
+
+    def other(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = multiply(*args, **kwargs)
+        return found + 0.01 if args[3] == SMALL else found
+
+    monkeypatch.setattr(products, "library_product", library)
+    monkeypatch.setattr(products, "multiply", other)
+    multiplies = Products()
+    hashed = multiplies.settle(one, x, result)
+    assert "differs at 16 rows" in caplog.text
+    assert str(SMALL) in caplog.text
+    asked.clear()
+    whole = multiplies(x, one, result)
+    assert asked == [8, 8, 8]
+    assert torch.equal(whole, multiply(x, one, result, ANCHOR))
+    for rows in (1, 4, 5, 8, 16, 17, 28):
+        assert torch.equal(multiplies(x[:rows], one, result), whole[:rows])
+    assert Products().settle(one, x, result) == hashed
+    assert Products().settle(one, x.flip(0), result) != hashed
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_the_library_has_no_biases_and_no_odd_shapes() -> None:
+    x = torch.randn(16, 40).bfloat16()
+    for one in (Linear(torch.randn(48, 40).bfloat16(), torch.randn(48)), Linear(torch.randn(50, 40).bfloat16())):
+        multiplies = Products()
+        multiplies.settle(one, x, torch.bfloat16)
+        assert not any(multiplies._slabs.values())
 
 
 @pytest.mark.parametrize(("dim", "block_size"), [(16, 4), (24, 5)])
@@ -211,6 +289,7 @@ class Scene:
         keys, values = self.cache.keys[0], self.cache.values[0]
         out = attention.attend(qkv, keys, values, work, partials, self.dim**-0.5, tiles, programs)
         assert not partials.arrived.any()
+        assert not partials.taken.any()
         return list(out.view(-1, self.heads, self.dim).split(np.diff(batch.starts).tolist()))
 
     def plain(self, i: int) -> torch.Tensor:
@@ -239,12 +318,14 @@ def test_attention_is_the_plain_one(heads: int, kv_heads: int, dim: int, block_s
 
 
 def test_bits_of_attention_depend_on_the_request_alone() -> None:
-    """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time."""
+    """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time, in wide tiles."""
     scene = Scene(LENGTHS, 4, 2, 16, 4)
     everyone = list(range(len(LENGTHS)))
     together = scene.attend(everyone, TILES, programs=32, partial_rows=256)
     again = scene.attend(everyone[::-1], TILES, programs=8, partial_rows=0)
+    wide = scene.attend(everyone, replace(TILES, rows=32), programs=8, partial_rows=16)
     assert all(torch.equal(a, b) for a, b in zip(together, again[::-1], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(together, wide, strict=True))
     for i in everyone:
         assert torch.equal(scene.attend([i], TILES, programs=8, partial_rows=256)[0], together[i])
     row, count = scene.rows[1]
@@ -265,3 +346,23 @@ def test_what_lies_behind_a_request_is_not_read() -> None:
     scene.cache.keys[0][last, :, :, 2:] = torch.nan
     scene.cache.values[0][last, :, 2:] = torch.nan
     torch.testing.assert_close(scene.attend([0], TILES, 2, 16)[0], expected, **CLOSE)
+
+
+def test_an_attention_whose_tiles_differ_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits of equal tiles are those of wide ones; a planner whose narrow tiles differ plans none."""
+    part = SimpleNamespace(heads=4, kv_heads=2, group=2, head_dim=16, scaling=0.25)
+    tiles = Tiles(rows=32, keys=8, split=16)
+    bits, planner = AttentionBits(part, tiles, torch.float32, 8, CPU), Planner(part, tiles, 8, 64)
+    hashed = settle_attention(bits, planner)
+    assert planner.increments == tiles.narrow
+    run = AttentionBits.run
+
+    def other(self: AttentionBits, tiles: Tiles, partial_rows: int) -> torch.Tensor:
+        return run(self, tiles, partial_rows) + (0.01 if tiles.rows == 16 else 0.0)
+
+    monkeypatch.setattr(AttentionBits, "run", other)
+    assert settle_attention(bits, planner) == hashed
+    assert planner.increments == tiles
+    monkeypatch.setattr(AttentionBits, "run", lambda self, tiles, rows: run(self, tiles, rows) + 0.01 * (rows > 0))
+    with pytest.raises(RuntimeError, match="depend on how splits are merged"):
+        settle_attention(bits, planner)

@@ -39,10 +39,10 @@ CASES = [(family, tp, pp) for tp, pp in LAYOUTS for family in MODELS]
 def test_tokens_are_those_of_one_process(family: str, tp: int, pp: int, tmp_path: Path) -> None:
     """One process of the same backend."""
     folder = make_tiny_model(tmp_path, family, 67, with_tokenizer=False, **MODELS[family])
-    expected = Driver(make_engine(folder, 8, batch_invariant=True)).run(make_jobs())
-    settings = EngineSettings("cpu", "float32", batch_invariant=True, block_size=8, tp=tp, pp=pp)
+    expected = Driver(make_engine(folder, 8)).run(make_jobs())
+    settings = EngineSettings("cpu", "float32", block_size=8, tp=tp, pp=pp)
     with RankProcesses(folder, settings, make_rank) as ranks:
-        assert ranks.figures.numerics == f"triton invariant tp{tp} pp{pp}"
+        assert ranks.figures.numerics == f"triton tp{tp} pp{pp}"
         found = Driver(ranks, random.Random(1)).run(make_jobs())
     assert [job.output for job in found] == [job.output for job in expected]
     (scores,), (other,) = ([job.logprobs[0].prompt for job in jobs if job.logprobs] for jobs in (found, expected))

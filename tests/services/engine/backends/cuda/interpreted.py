@@ -25,23 +25,23 @@ CPU = torch.device("cpu")
 BLOCKS = 64
 
 
-def make_engine(folder: Path, block_size: int, batch_invariant: bool = False) -> Engine:
-    setup = make_setup(folder, Shard(), batch_invariant)
+def make_engine(folder: Path, block_size: int) -> Engine:
+    setup = make_setup(folder, Shard())
     return make(CudaDecoder(setup), setup.spec, block_size)
 
 
 def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     """See RankProcesses."""
-    setup = make_setup(folder, layout.shard, settings.batch_invariant)
+    setup = make_setup(folder, layout.shard)
     return make(CudaDecoder(setup, layout), setup.spec, choose_block_size(settings))
 
 
-def make_setup(folder: Path, shard: Shard, batch_invariant: bool) -> CudaSetup:
+def make_setup(folder: Path, shard: Shard) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
     weights = open_weights(spec, folder, shard)
     tiles = Tiles(rows=16, keys=16, split=32)
-    return CudaSetup(spec, weights, torch.float32, CPU, 256, batch_invariant, tiles)
+    return CudaSetup(spec, weights, torch.float32, CPU, 256, tiles)
 
 
 def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:

@@ -6,6 +6,8 @@ import os
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     from triton.runtime import interpreter
 
@@ -22,5 +24,19 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         patch_language(function)
         return interpreter._LangPatchScope()  # nothing to restore
 
+    def numbers(handle: Any) -> Any:
+        """A tensor's numbers in float32. The interpreter keeps bfloat16 as integers of 16 bits."""
+        if handle.data.dtype == np.uint16:
+            return (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return handle.data.astype(np.float32)
+
+    def dot_in_order(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        """A float32 sum in ascending order, as a tensor core's. numpy's order depends on the shape."""
+        total = d.data.copy()
+        for left, right in zip(numbers(a).T, numbers(b), strict=True):
+            total += np.multiply.outer(left, right)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = dot_in_order
     interpreter._patch_lang_tensor = index_of_one_number
     interpreter._patch_lang = patch_once

@@ -1,4 +1,5 @@
-"""Every kernel compiles for compute capability 9.0, as the engine launches it. It needs no GPU, and shows no speed."""
+"""Every kernel compiles for compute capability 9.0, as the engine launches it, and products for others too. It needs no
+GPU, and shows no speed."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class Hopper:
     """What Triton asks a driver for before it compiles."""
 
+    capability = 90
+
     def get_current_device(self) -> int:
         return 0
 
@@ -36,7 +39,7 @@ class Hopper:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
 
 class Compiled:
@@ -90,7 +93,7 @@ def i32(*shape: int) -> torch.Tensor:
 def attend(of: int, kv: int, dim: int, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
     keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
     work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
-    partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv))
+    partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv), i32(2))
     qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
     attention.attend(qkv, keys, values, work, partials, dim**-0.5, tiles, 264)
 
@@ -153,9 +156,37 @@ def test_draws(made: list[Any], tmp_path: Path) -> None:
     assert usage(made[0], tmp_path)["STACK"] == 0
 
 
-def test_products(made: list[Any], tmp_path: Path) -> None:
-    for dtype, bias in ((torch.bfloat16, None), (torch.bfloat16, bf16(6144)), (torch.float32, None)):
-        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bias), dtype)
-    for kernel in made:
-        assert usage(kernel, tmp_path)["STACK"] == 0
-        assert "wgmma" in kernel.asm["ptx"]
+# instructions that multiply matrices, by compute capability
+MATRIX = {80: "HMMA.16816.F32", 89: "HMMA.16816.F32", 90: "HGMMA.64x", 100: "UTCHMMA"}
+SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
+
+
+def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
+    """Each tile of products, its resources, and its instructions that multiply matrices."""
+    found = []
+    for tile in dict.fromkeys((product.ANCHOR, *(tile for _, _, tile in product.TILES))):
+        made.clear()
+        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bf16(6144)), torch.bfloat16, tile)
+        used = usage(made[0], tmp_path) | {"SHARED": made[0].metadata.shared}
+        sass = subprocess.run([TOOLS / "cuobjdump", "-sass", tmp_path / "kernel.cubin"], capture_output=True, text=True)
+        found.append((tile, used, set(re.findall(r"\b(?:HG|H|UTCH)MMA[\w.]*", sass.stdout))))
+        print(f"sm_{capability} {tile}: {used} {found[-1][2]}")
+    return found
+
+
+@pytest.mark.parametrize("capability", MATRIX)
+def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the widest matrix instructions that there are, with no spills, in the shared memory that there is. With `-s` a
+    table is printed."""
+    monkeypatch.setattr(Hopper, "capability", capability)
+    for tile, used, instructions in table(capability, made, tmp_path):
+        assert used["STACK"] == 0, (tile, used)
+        assert used["REG"] <= (255 if capability < 90 else 192), (tile, used)
+        assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
+        assert instructions, tile
+        assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
+
+
+def test_products_in_float32(made: list[Any], tmp_path: Path) -> None:
+    product.multiply(f32(9, 4096), Linear(f32(6144, 4096)), torch.float32, product.PLAIN)
+    assert usage(made[0], tmp_path)["STACK"] == 0

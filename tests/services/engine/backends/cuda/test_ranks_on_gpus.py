@@ -34,14 +34,11 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("batch_invariant", [True, False])
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_tokens_are_those_of_generate(
-    family: str, tp: int, pp: int, batch_invariant: bool, tiny_model: Callable[[str], Path]
-) -> None:
+def test_tokens_are_those_of_generate(family: str, tp: int, pp: int, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
-    with RankProcesses(folder, replace(SETTINGS, tp=tp, pp=pp, batch_invariant=batch_invariant)) as ranks:
+    with RankProcesses(folder, replace(SETTINGS, tp=tp, pp=pp)) as ranks:
         for rng in (None, random.Random(1)):
             jobs = Driver(ranks, rng).run(make_jobs(random.Random(7)))
             assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))
@@ -50,7 +47,7 @@ def test_tokens_are_those_of_generate(
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
 def test_bits_depend_on_the_request_alone(tp: int, pp: int, tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities in bfloat16, alone and in a batch."""
-    settings = replace(SETTINGS, dtype="bfloat16", tp=tp, pp=pp, batch_invariant=True)
+    settings = replace(SETTINGS, dtype="bfloat16", tp=tp, pp=pp)
     alone, together = ([asking(job) for job in make_jobs(random.Random(7))] for _ in range(2))
     with RankProcesses(tiny_model("llama"), settings) as ranks:
         for job in alone:

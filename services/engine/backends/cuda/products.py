@@ -1,0 +1,98 @@
+"""Products: which way each product of a model is computed, by its number of rows. All ways have the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import torch
+
+from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
+from services.engine.families.weights import Linear
+
+# The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
+# these numbers only, for which its bits were compared; a tile computes what is left.
+SLABS = (2048, 1024, 512)
+ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
+
+log = logging.getLogger(__name__)
+
+Shape = tuple[int, int, torch.dtype, torch.dtype]  # outputs, inputs, dtypes of operands and result
+
+
+class Products:
+    """Multiplies by weights with float32 sums in ascending order of the inputs, so a row's bits depend on it alone.
+
+    A way is used for a shape once `settle` has compared its bits with those of ANCHOR; until then only tiles are.
+    """
+
+    def __init__(self) -> None:
+        self._slabs: dict[Shape, tuple[int, ...]] = {}
+        self._refused: dict[Shape, frozenset[Tile]] = {}
+
+    def __call__(
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
+        `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
+        backends/cpu/kernels/layers.h."""
+        shape = _shape(linear, x.dtype, dtype)
+        rows, begin = len(x), 0
+        if out is None:
+            out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
+        if linear.bias is None:
+            for slab in self._slabs.get(shape, ()):
+                while rows - begin >= slab:
+                    library_product(x[begin : begin + slab], linear, out[begin : begin + slab])
+                    begin += slab
+        if begin < rows:
+            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
+        return out
+
+    def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
+        """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
+        rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
+        shape = _shape(linear, x.dtype, dtype)
+        anchor = ANCHOR if x.dtype.itemsize <= 2 else PLAIN
+        expected = multiply(x, linear, dtype, anchor)
+        refused = set()
+        for step in steps(shape[0], x.dtype):
+            for rows in {step.least, min(step.most, len(x))}:
+                found = multiply(x[:rows], linear, dtype, step.tile)
+                if not torch.equal(found, expected[:rows]):
+                    refused.add(step.tile)
+                    log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
+        self._refused[shape] = frozenset(refused)
+        self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
+        return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
+
+    def _keeps_bits(self, slab: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Whether the library's product of so many rows, at two places of x, is the expected one."""
+        outputs, inputs = linear.weight.shape
+        if linear.bias is not None or x.dtype.itemsize > 2 or outputs % ALIGNED or inputs % ALIGNED:
+            return False
+        out = torch.empty(slab, outputs, dtype=expected.dtype, device=x.device)
+        for begin in {0, len(x) - slab}:
+            library_product(x[begin : begin + slab], linear, out)
+            if not torch.equal(out, expected[begin : begin + slab]):
+                log.warning("product %s: the library's differs at %d rows, not used", tuple(linear.weight.shape), slab)
+                return False
+        return True
+
+    def _tile(self, shape: Shape, rows: int) -> Tile:
+        tile = next(step.tile for step in steps(shape[0], shape[2]) if rows <= step.most)
+        return ANCHOR if tile in self._refused.get(shape, ()) else tile
+
+
+def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    """Multiply by the device's library into `out`. There is no bias."""
+    weight = linear.numbers.t()
+    if out.dtype == x.dtype:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.mm(x, weight, out_dtype=out.dtype, out=out)
+
+
+def _shape(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
+    outputs, inputs = linear.weight.shape
+    return outputs, inputs, operands, result

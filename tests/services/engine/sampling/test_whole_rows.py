@@ -1,0 +1,47 @@
+"""Scores of whole rows on an accelerator are those of the CPU's sampler, bitwise, at any place of any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.sampling import whole_rows
+from services.engine.sampling.candidates import PlainSearch
+from services.engine.sampling.prompt_logprobs import score_batched, score_on_cpu
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    vocab=st.sampled_from([1, 7, 97, 1030, 5_003]),
+    seed=st.integers(0, 99),
+    ties=st.booleans(),
+)
+def test_scores_are_those_of_a_cpu(rows: int, vocab: int, seed: int, ties: bool) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab, generator=drawn) * 4
+    if ties:
+        logits = logits.round()  # has both zeros
+    targets = torch.randint(vocab, (rows,), generator=drawn).numpy().astype(np.int32)
+    count = min(vocab, 20)
+    found, expected = score_batched(logits, targets, count), score_on_cpu(logits, targets, count, PlainSearch())
+    for one, other in ((found.ids, expected.ids), (found.ranks, expected.ranks), (found.sound, expected.sound)):
+        assert np.array_equal(one, other)
+    np.testing.assert_array_max_ulp(found.own, expected.own, 2)  # two libraries' logarithm
+    np.testing.assert_array_max_ulp(found.values, expected.values, 2)
+
+
+def test_bits_do_not_depend_on_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal rows, in batches of which one part or several are scored at once."""
+    row = torch.randn(50_257).repeat(7, 1)
+    own = torch.full((7,), 11)
+    logs, ids = whole_rows.score(row, own, 20)
+    monkeypatch.setattr(whole_rows, "AT_ONCE", 3 * 50_257)
+    again, others = whole_rows.score(row, own, 20)
+    alone, its = whole_rows.score(row[:1], own[:1], 20)
+    for values, tokens in ((logs, ids), (again, others)):
+        assert torch.equal(values, alone.expand(7, -1))
+        assert torch.equal(tokens, its.expand(7, -1))
