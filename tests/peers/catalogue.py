@@ -32,8 +32,13 @@ class Suite:
         return self.source.ref if self.source else self.client.version
 
 
-PYTEST = ("pytest==9.0.2", "pytest-asyncio==1.3.0")
-LANGCHAIN = ("langchain-tests==1.1.9", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10")
+PYTEST = ("pytest==9.0.2", "pytest-asyncio==1.3.0", "pytest-timeout==2.4.0")
+LANGCHAIN = (
+    "langchain-tests==1.1.9",
+    "langchain-openai==1.7.4",
+    "langchain-anthropic==1.7.10",
+    "pytest-timeout==2.4.0",
+)
 
 SUITES = (
     Suite(
@@ -48,7 +53,7 @@ SUITES = (
     ),
     Suite(
         Client("vLLM", "vllm_server.py", (*PYTEST, "openai==2.14.0", "anthropic==2.12.0", "requests==2.32.5",
-               "regex==2025.11.3", "jsonschema==4.25.1", "pytest-timeout==2.4.0"), timeout=1800),
+               "regex==2025.11.3", "jsonschema==4.25.1"), timeout=1800),
         Source("vllm-project/vllm", "v0.33.0", ("tests",)),
     ),
 )  # fmt: skip

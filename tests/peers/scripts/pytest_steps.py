@@ -40,4 +40,5 @@ def run(folder: Path, *arguments: str, plugins: Sequence[object] = ()) -> None:
     """All tests below `folder` but the files that are left out."""
     os.chdir(folder)
     left_out = [f"--ignore={file}" for file in json.loads(os.environ["ORCA_LEFT_OUT"])]
-    pytest.main(["-p", "no:cacheprovider", "-q", *left_out, *arguments], plugins=[Steps(), *plugins])
+    own = ["-p", "no:cacheprovider", "-q", "--timeout=60", f"--confcutdir={folder}"]
+    pytest.main([*own, *left_out, *arguments], plugins=[Steps(), *plugins])

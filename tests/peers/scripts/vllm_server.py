@@ -74,4 +74,4 @@ if __name__ == "__main__":
     utils.RemoteOpenAIServer = RemoteOpenAIServer  # type: ignore[attr-defined]
     sys.modules["tests.utils"] = utils
     files = [f"tests/entrypoints/{file}" for file in FILES]
-    pytest_steps.run(pytest_steps.SUITE, *files, "--noconftest", "--asyncio-mode=auto", "--timeout=120")
+    pytest_steps.run(pytest_steps.SUITE, *files, "--noconftest", "--asyncio-mode=auto")
