@@ -104,8 +104,11 @@ class StructuralTag(TagFields):
 
 
 class ResponseFormat(TagFields):
-    """`response_format` of chat and completions. A schema beside `json_object` is read as `json_schema`: llama.cpp calls
-    it `schema`, and huggingface_hub `value`, with the type `json` too."""
+    """`response_format` of chat and completions.
+
+    A schema beside `json_object` is read as `json_schema`: llama.cpp calls it `schema`; huggingface_hub calls it
+    `value`, and writes the type as `json` too.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None

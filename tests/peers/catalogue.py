@@ -39,6 +39,24 @@ LANGCHAIN = (
     "langchain-anthropic==1.7.10",
     "pytest-timeout==2.4.0",
 )
+LLAMA = (
+    *PYTEST,
+    "requests==2.32.5",
+    "openai==2.14.0",
+    "wget==3.2",
+    "filelock==3.20.0",
+    "prometheus-client==0.22.1",
+    "aiohttp==3.13.2",
+    "numpy==2.3.5",
+)
+VLLM = (
+    *PYTEST,
+    "openai==2.14.0",
+    "anthropic==2.12.0",
+    "requests==2.32.5",
+    "regex==2025.11.3",
+    "jsonschema==4.25.1",
+)
 
 SUITES = (
     Suite(
@@ -47,16 +65,11 @@ SUITES = (
     ),
     Suite(Client("LangChain", "langchain_standard.py", LANGCHAIN, timeout=1800)),
     Suite(
-        Client("llama.cpp", "llama_cpp.py", (*PYTEST, "requests==2.32.5", "openai==2.14.0", "wget==3.2", "filelock==3.20.0",
-               "prometheus-client==0.22.1", "aiohttp==3.13.2", "numpy==2.3.5"), timeout=1800),
+        Client("llama.cpp", "llama_cpp.py", LLAMA, timeout=1800),
         Source("ggml-org/llama.cpp", "b11312", ("tools/server/tests",)),
     ),
-    Suite(
-        Client("vLLM", "vllm_server.py", (*PYTEST, "openai==2.14.0", "anthropic==2.12.0", "requests==2.32.5",
-               "regex==2025.11.3", "jsonschema==4.25.1"), timeout=1800),
-        Source("vllm-project/vllm", "v0.33.0", ("tests",)),
-    ),
-)  # fmt: skip
+    Suite(Client("vLLM", "vllm_server.py", VLLM, timeout=1800), Source("vllm-project/vllm", "v0.33.0", ("tests",))),
+)
 
 
 def chosen(words: list[str]) -> list[Suite]:
