@@ -76,8 +76,10 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One message, its content as one text. Fields that are not known have no effect, as in vLLM: clients send back what
-    other servers put into an answer. `ipython` and `observation` are the roles of results in templates of Llama and GLM.
+    """One message, its content as one text.
+
+    Fields that are not known have no effect, as in vLLM: clients send back what other servers put into an answer.
+    `ipython` and `observation` are the roles of results in templates of Llama and GLM.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -62,8 +62,9 @@ _request = httpx.Request.__init__
 
 def _named(self: httpx.Request, *words: Any, **more: Any) -> None:
     """The suite's names of models stand for the model that is served."""
-    if isinstance(more.get("json"), dict) and "model" in more["json"]:
-        more["json"] = json.loads(json.dumps(more["json"])) | {"model": pytest_steps.MODEL}
+    body = json.loads(more["content"]) if isinstance(more.get("content"), bytes) else more.get("json")
+    if isinstance(body, dict) and "model" in body:
+        more["content"], more["json"] = None, body | {"model": pytest_steps.MODEL}
     _request(self, *words, **more)
 
 
