@@ -11,6 +11,7 @@
 # make families   each family of models that is served, tiny and random: its tokens are those of generate(); writes docs/models.md
 # make tools      checkpoints that GPTQModel, llm-compressor, ModelOpt and bitsandbytes write, each tool in an environment of its own; writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
+# make peers      test suites of other projects at pinned versions against a real server; PEERS="NAME ..." for some
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
@@ -27,7 +28,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients image \
+.PHONY: serve test test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers image \
 	cluster-test simulate schemas clean
 
 serve: .venv/serve
@@ -89,6 +90,9 @@ locust: .venv/bench
 clients: .venv/serve
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
 		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
+
+peers: .venv/serve
+	$(BIN)/python -m tests.peers --markdown docs/clients.md $(PEERS)
 
 image:
 	deploy/images.sh $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) $(IMAGE)

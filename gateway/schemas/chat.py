@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from gateway.http.json_size import too_many
@@ -19,8 +19,8 @@ from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
 from gateway.tools import ToolUse
 
 TEXT_PARTS = TextParts(
-    {"text": "text", "refusal": "refusal"},
-    ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations"}),
+    {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"},
+    ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations", "logprobs", "signature", "closed"}),
 )
 OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
 
@@ -35,9 +35,10 @@ def _content(value: Any) -> str | None:
 class TextPart(TypedDict):
     """The description of a part for the document; `TEXT_PARTS` reads it."""
 
-    type: Literal["text", "refusal"]
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
     text: NotRequired[str]
     refusal: NotRequired[str]
+    thinking: NotRequired[str]
 
 
 class FunctionCall(Strict):
@@ -75,9 +76,15 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One message, its content as one text. It accepts what the official client dumps of an answer."""
+    """One message, its content as one text.
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    Fields that are not known have no effect, as in vLLM: clients send back what other servers put into an answer.
+    `ipython` and `observation` are the roles of results in templates of Llama and GLM.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"]
     content: Annotated[str | None, BeforeValidator(_content, str | list[TextPart] | None)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
@@ -87,9 +94,7 @@ class Message(Strict):
     reasoning: str | None = None  # vLLM's newer name for it
     refusal: str | None = None
     audio: Annotated[None, only()] = None
-    annotations: list[Any] | None = None  # of an answer; templates do not use it
-    parsed: Any = None  # likewise, as the openai package dumps it
-    provider_specific_fields: Any = None  # likewise, as LiteLLM dumps it
+    prefix: Annotated[None, only(False, instead="continue_final_message")] = None  # other servers continue the text
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:

@@ -142,6 +142,8 @@ class GenerationFields(ConstraintFields, ABC):
     mm_processor_kwargs: Annotated[None, BeforeValidator(no_options)] = None
     vllm_xargs: Annotated[None, BeforeValidator(no_options)] = None
     documents: Annotated[None, only([])] = None
+    cache_salt: Annotated[None, only()] = None  # ignored, it would share what the client wants apart
+    chat_template: Annotated[None, only()] = None  # a template is a program; the server's is set by its operator
     logits_processors: Annotated[None, only([])] = None
     use_beam_search: Annotated[None, only(False)] = None
     length_penalty: Annotated[None, only(1, 1.0)] = None

@@ -104,10 +104,25 @@ class StructuralTag(TagFields):
 
 
 class ResponseFormat(TagFields):
-    """`response_format` of chat and completions."""
+    """`response_format` of chat and completions.
+
+    A schema beside `json_object` is read as `json_schema`: llama.cpp calls it `schema`; huggingface_hub calls it
+    `value`, and writes the type as `json` too.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_of_others(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("type") not in ("json", "json_object"):
+            return value
+        found = {name: value[name] for name in ("schema", "value") if value.get(name) is not None}
+        if len(found) != 1:
+            return value
+        rest = {name: field for name, field in value.items() if name not in ("type", "schema", "value")}
+        return rest | {"type": "json_schema", "json_schema": {"name": "schema", "schema": next(iter(found.values()))}}
 
     @model_validator(mode="after")
     def _fields_of_type(self) -> ResponseFormat:

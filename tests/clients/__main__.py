@@ -31,8 +31,8 @@ def main() -> int:
     except ValueError as error:
         sys.exit(str(error))
     with contextlib.ExitStack() as stack:
-        url = options.url or stack.enter_context(_server(stack)).url
-        environment = _environment(url, options.model)
+        url = options.url or stack.enter_context(start_server(stack)).url
+        environment = environment_of(url, options.model)
         environments = Environments(options.folder)
         outcomes = [_run(client, environments, environment, options.folder) for client in clients]
     table = report.markdown(outcomes)
@@ -52,13 +52,14 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _server(stack: contextlib.ExitStack) -> OrcaServer:
+def start_server(stack: contextlib.ExitStack) -> OrcaServer:
+    """The default model in float32, ended with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     print("starting the server", flush=True)
     return OrcaServer(folder, "--dtype", "float32", "--gateways", "1")
 
 
-def _environment(url: str, model: str) -> dict[str, str]:
+def environment_of(url: str, model: str) -> dict[str, str]:
     """What scripts are told."""
     return {
         "ORCA_URL": url,

@@ -88,7 +88,7 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "messages[0].tool_calls",
     ),
-    "an unknown field of a message": ({"messages": [{**MESSAGES[0], "x": 1}]}, 400, "messages[0].x"),
+    "a prefix of a message": ({"messages": [{**MESSAGES[0], "prefix": True}]}, 400, "messages[0].prefix"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         400,
