@@ -157,7 +157,7 @@ def _convert_tokenizer(source: Path, target: Path, config: Any, metadata: dict[s
 
 
 def convert_folder(source: Path, target: Path) -> None:
-    """Create what the folder lacks (safetensors, a whole config.json, a tokenizer.json with all tokens), as transformers
+    """Create what the folder lacks (safetensors, a whole config.json, all tokens in tokenizer.json) as transformers
     reads it, and link to its other files."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

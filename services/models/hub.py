@@ -23,7 +23,8 @@ _TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.tx
 
 def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "", tokenizer: bool = False) -> Path:
     """Return the folder of a revision of `repo`: a commit, a branch or a tag; by default the newest. If the hub does
-    not answer, it is the revision that was fetched last, by whatever program filled the hub's cache. For a commit that was fetched before, the hub is not asked.
+    not answer, it is the revision that was fetched last, by whatever program filled the hub's cache. For a commit that
+    was fetched before, the hub is not asked.
 
     With `tokenizer`, only the text files are fetched.
 

@@ -38,7 +38,7 @@ class TokenizerConfig:
         """
         config = _read_json(folder / "tokenizer_config.json")
         files = _template_files(folder)
-        for name, templates in (
+        for source, templates in (
             ("chat_template.jinja", {name: file.read_text(encoding="utf-8") for name, file in files.items()}),
             ("tokenizer_config.json", _templates(config.get("chat_template"))),
             ("chat_template.json", _templates(_read_json(folder / "chat_template.json").get("chat_template"))),
@@ -49,7 +49,7 @@ class TokenizerConfig:
             str(config.get("tokenizer_class") or DEFAULT_CLASS),
             _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
             templates.get("default"),
-            folder / name,
+            folder / source,
             templates.get("tool_use"),
         )
 
@@ -99,7 +99,7 @@ def _declared(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
         found += _read_json(folder / "added_tokens.json")
         sources.append(_read_json(folder / "special_tokens_map.json"))
     for source in sources:
-        found += [value for key, value in source.items() if key.endswith("_token") and value]
+        found += _named_tokens(source).values()
         for key in ("additional_special_tokens", "extra_special_tokens"):
             named = source.get(key) or ()
             found += named.values() if isinstance(named, dict) else named

@@ -64,6 +64,7 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     own = {published(name): name for name in tensors.names}
     shapes = {name: torch.empty(tensors.shape(stored), device="meta") for name, stored in own.items()}
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what does not fit is an error here, with a sentence of its own
     with torch.device("meta"):
         family: Any = type(AutoModelForCausalLM.from_config(config))
     model = _check(family, config, shapes)

@@ -42,27 +42,27 @@ def test_the_weights_of_a_family_fit(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "value", "tensor"),
+    ("family", "name", "value"),
     [
-        ("llama", "hidden_size", 128, "model.embed_tokens.weight"),
-        ("llama", "vocab_size", 100000, "model.embed_tokens.weight"),
-        ("llama", "num_attention_heads", 2, "q_proj.weight"),
-        ("llama", "num_attention_heads", 8, "q_proj.weight"),
-        ("llama", "head_dim", 8, "q_proj.weight"),
-        ("llama", "intermediate_size", 64, "up_proj.weight"),
-        ("llama", "intermediate_size", 256, "up_proj.weight"),
-        ("qwen3", "head_dim", 32, "q_proj.weight"),
-        ("phi3", "intermediate_size", 64, "gate_up_proj.weight"),
-        ("gpt2", "n_embd", 128, "wte.weight"),
-        ("olmoe", "num_experts", 4, "experts"),
-        ("qwen3_moe", "moe_intermediate_size", 8, "experts"),
+        ("llama", "hidden_size", 128),
+        ("llama", "vocab_size", 100000),
+        ("llama", "num_attention_heads", 2),
+        ("llama", "num_attention_heads", 8),
+        ("llama", "head_dim", 8),
+        ("llama", "intermediate_size", 64),
+        ("qwen3", "head_dim", 32),
+        ("phi3", "intermediate_size", 64),
+        ("gpt2", "n_embd", 128),
+        ("olmoe", "num_experts", 4),
+        ("qwen3_moe", "moe_intermediate_size", 8),
     ],
 )
-def test_a_contradicting_config_is_refused(family: str, name: str, value: int, tensor: str, tmp_path: Path) -> None:
+def test_a_contradicting_config_is_refused(family: str, name: str, value: int, tmp_path: Path) -> None:
     make_tiny_model(tmp_path, family)
-    with pytest.raises(ModelError, match="the weights do not fit config") as refused:
+    with pytest.raises(
+        ModelError, match=r"the weights do not fit config\.json: .* has shape .*, config\.json asks for"
+    ):
         check(tmp_path, **{name: value})
-    assert tensor in str(refused.value)
 
 
 def test_the_shapes_of_all_layers_are_compared(tmp_path: Path) -> None:
