@@ -38,19 +38,18 @@ class TokenizerConfig:
         """
         config = _read_json(folder / "tokenizer_config.json")
         files = _template_files(folder)
-        for source, templates in (
-            ("chat_template.jinja", {name: file.read_text(encoding="utf-8") for name, file in files.items()}),
-            ("tokenizer_config.json", _templates(config.get("chat_template"))),
-            ("chat_template.json", _templates(_read_json(folder / "chat_template.json").get("chat_template"))),
-        ):
-            if "default" in templates:
-                break
+        sources = {
+            "chat_template.jinja": {name: file.read_text(encoding="utf-8") for name, file in files.items()},
+            "tokenizer_config.json": _templates(config.get("chat_template")),
+            "chat_template.json": _templates(_read_json(folder / "chat_template.json").get("chat_template")),
+        }
+        source = next((name for name, templates in sources.items() if "default" in templates), "tokenizer_config.json")
         return cls(
             str(config.get("tokenizer_class") or DEFAULT_CLASS),
             _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
-            templates.get("default"),
+            sources[source].get("default"),
             folder / source,
-            templates.get("tool_use"),
+            sources[source].get("tool_use"),
         )
 
 
