@@ -26,7 +26,6 @@ from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import pack_model
 from services.engine.batch.kv_cache import KVCache
 from services.engine.engine import Engine
-from services.engine.families.registry import open_weights
 from services.engine.settings import DeadlyToken
 from services.engine.startup import loading
 from services.engine.startup.devices import choose_cache_dtype
@@ -116,7 +115,7 @@ def _variants(
     for source in folders:
         setup = loading.cpu_setup(
             spec,
-            open_weights(spec, folder, as_stored=loading.executes_as_stored(settings)),
+            loading.open_model(spec, folder, settings),
             settings,
             figures.max_model_len,
         )

@@ -22,6 +22,9 @@ from services.models.blocks import KINDS
 from services.models.convert import COUNT
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
+from services.models.info import is_complete
+from services.models.weights_files import weights_files
+from services.text.tokenizer_config import TEMPLATES, lacks_tokens
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
 # ("tokenizer.ggml.pre"), for which transformers (5.23) creates a plain GPT-2 splitter. With that splitter, "\n\n1" or
@@ -154,24 +157,30 @@ def _convert_tokenizer(source: Path, target: Path, config: Any, metadata: dict[s
 
 
 def convert_folder(source: Path, target: Path) -> None:
-    """Create what the folder lacks (safetensors, tokenizer.json), and link to its other files."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Create what the folder lacks (safetensors, a whole config.json, all tokens in tokenizer.json) as transformers
+    reads it, and link to its other files."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if not any(source.glob("*.safetensors")):
+    if weights_files(source)[0].suffix != ".safetensors":
         say(f"reading the weights of {source.name}")
-        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+        model, found = AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True)
+        if missing := sorted(found["missing_keys"]):  # transformers draws them at random
+            raise ModelError(f"{len(missing)} tensors of the model are absent, such as {missing[0]}")
         say("writing them as safetensors")
         model.save_pretrained(target)
-    if not (source / "tokenizer.json").exists():
+    if not is_complete(source):
+        AutoConfig.from_pretrained(source).to_json_file(target / "config.json", use_diff=False)
+    if lacks_tokens(source):
         if not any(file.name.startswith(_OF_TOKENIZERS) for file in source.iterdir()):
             raise RuntimeError("the folder has no tokenizer; copy tokenizer.json and tokenizer_config.json into it")
         say("converting the tokenizer")
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
     for file in source.iterdir():
-        if file.is_file() and not (target / file.name).exists() and not file.name.endswith((".bin", ".bin.index.json")):
+        kept = file.name == TEMPLATES or (file.is_file() and not file.name.endswith((".bin", ".bin.index.json")))
+        if kept and not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())
     if not (target / "generation_config.json").exists():
-        from transformers import AutoConfig, GenerationConfig
+        from transformers import GenerationConfig
 
         GenerationConfig.from_model_config(AutoConfig.from_pretrained(source)).save_pretrained(target)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.errors import ModelError
-from services.models.info import read_json
+from services.models.json_file import read_json
 
 FILE = "generation_config.json"
 NEUTRAL = "vllm"  # the setting `generation_config` with which the model's sampling is ignored

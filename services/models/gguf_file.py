@@ -10,7 +10,7 @@ from typing import Any
 
 from services.errors import ModelError
 
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<end>gguf|GGUF)")
 # architectures that transformers reads, with the reason why they are not served
 REFUSED = {
     **dict.fromkeys(("bloom", "falcon"), "its attention cannot be replaced"),
@@ -30,7 +30,7 @@ def parts_of(file: Path) -> list[Path]:
     if match is None:
         return [file]
     stem, count = match["stem"], int(match["count"])
-    parts = [file.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    parts = [file.with_name(f"{stem}-{i:05}-of-{count:05}.{match['end']}") for i in range(1, count + 1)]
     if file != parts[0]:
         raise ModelError(f"{file} is part {int(match['number'])} of {count}; name the first: {parts[0]}")
     absent = [part.name for part in parts if not part.is_file()]

@@ -13,6 +13,8 @@ from typing import Any
 from services.errors import ModelError
 from services.models.cache import Progress, place
 from services.models.local import from_folder
+from services.models.weights_files import SAFETENSORS, chosen
+from services.text.tokenizer_config import TEMPLATES
 
 _TIMEOUT = 10.0  # seconds for the hub to answer
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -21,7 +23,8 @@ _TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.tx
 
 def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "", tokenizer: bool = False) -> Path:
     """Return the folder of a revision of `repo`: a commit, a branch or a tag; by default the newest. If the hub does
-    not answer, it is the revision that was fetched last. For a commit that was fetched before, the hub is not asked.
+    not answer, it is the revision that was fetched last, by whatever program filled the hub's cache. For a commit that
+    was fetched before, the hub is not asked.
 
     With `tokenizer`, only the text files are fetched.
 
@@ -33,10 +36,11 @@ def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str
         try:
             snapshot = _download(repo, revision, progress, tokenizer)
         except ConnectionError as error:
-            if not link.is_dir():
+            found = _fetched(repo, revision) or (link.resolve() if link.is_dir() else None)
+            if found is None:
                 raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
             progress(f"the hub does not answer; {repo} is served as it was fetched last")
-            snapshot = link.resolve()
+            snapshot = found
         for each in {link, _link(repo, cache_dir, snapshot.name, tokenizer)}:
             _point(each, snapshot)
     return link if tokenizer else from_folder(link, cache_dir, progress)
@@ -75,7 +79,19 @@ def _download(repo: str, revision: str, progress: Progress, tokenizer: bool) -> 
         sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
         files = _text_parts(sizes) if tokenizer else _needed(repo, sizes)
         progress(f"fetching {repo} from the hub ({sum(files.values()) >> 20} MB where not fetched before)")
-        return Path(snapshot_download(repo, revision=info.sha, allow_patterns=list(files)))
+        # by its name, so that the hub's cache knows later what the name stood for
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(files)))
+
+
+def _fetched(repo: str, revision: str) -> Path | None:
+    """The snapshot of a revision in the hub's cache; None if there is none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -99,16 +115,18 @@ def _asking(repo: str) -> Iterator[None]:
 
 
 def _text_parts(files: dict[str, int]) -> dict[str, int]:
-    return {name: size for name, size in files.items() if "/" not in name and name.endswith(_TEXT_PARTS)}
+    """The files of this end at the top, and further chat templates."""
+    top = {name for name in files if "/" not in name or name.rpartition("/")[0] == TEMPLATES}
+    return {name: size for name, size in files.items() if name in top and name.endswith(_TEXT_PARTS)}
 
 
 def _needed(repo: str, files: dict[str, int]) -> dict[str, int]:
     """Return the files of a repository that are needed: text files, and the weights in one format."""
     top = {name: size for name, size in files.items() if "/" not in name and not name.startswith("consolidated")}
-    for suffix in (".safetensors", ".bin"):
-        weights = {name: size for name, size in top.items() if name.endswith(suffix)}
-        if weights:
-            return weights | _text_parts(top)
+    if name := chosen(top):
+        suffix = ".safetensors" if name in SAFETENSORS else ".bin"
+        weights = {name} if name.endswith(suffix) else {each for each in top if each.endswith(suffix)}
+        return {each: top[each] for each in top if each in weights} | _text_parts(files)
     others: Any = sorted(name for name in top if name.endswith(".gguf")) or sorted(top)
     raise ModelError(f"{repo} has neither safetensors nor .bin weights (a GGUF file can be served by path): {others}")
 

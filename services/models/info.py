@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any
 
 from services.errors import ModelError, SettingsError
 from services.models.contents import BLOCKS, contents
+from services.models.json_file import read_json
+from services.models.weights_files import weights_files
+from services.text.tokenizer_config import end_token
 
 # The names of the longest context in the configs of different families, the most reliable first.
 _LENGTHS = (
@@ -27,7 +29,8 @@ _LENGTHS = (
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """`name` is the name of the folder. `revision` is a hash of config and weights. `vocab_size` is the number of
-    logits, of which a tokenizer may use fewer.
+    logits, of which a tokenizer may use fewer. `eos_token_ids`: those of the configs, and the tokenizer's `eos_token`,
+    at which vLLM ends outputs too.
     """
 
     name: str
@@ -52,10 +55,34 @@ class ModelInfo:
             name=folder.name,
             revision=revision or _revision(folder, cache_dir),
             architecture=architectures[0],
-            max_model_len=_field(folder, text, *_LENGTHS),
+            max_model_len=extended(
+                _field(folder, text, *_LENGTHS), text.get("rope_parameters") or text.get("rope_scaling")
+            ),
             vocab_size=_field(folder, text, "vocab_size"),
-            eos_token_ids=_ids(folder, generation) or _ids(folder, raw) or _ids(folder, text),
+            eos_token_ids=(_ids(folder, generation) or _ids(folder, raw) or _ids(folder, text)) | end_token(folder),
         )
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the JSON files of the model in `folder` say all that `ModelInfo` reads. What they leave out has the
+    defaults of transformers' class."""
+    raw = read_json(folder / "config.json") or {}
+    text, generation = raw.get("text_config") or raw, read_json(folder / "generation_config.json") or {}
+    ends = any("eos_token_id" in part for part in (generation, raw, text))
+    length = any(text.get(name) is not None for name in _LENGTHS)
+    return ends and length and text.get("vocab_size") is not None
+
+
+def extended(length: int, rope: Mapping[str, Any] | None) -> int:
+    """The longest request of a model whose config names `length` and these rotary embeddings. YaRN extends the length
+    that the model was trained with by its factor, as in vLLM; configs may name either length."""
+    ropes = [each for each in (rope or {}, *(rope or {}).values()) if isinstance(each, Mapping)]
+    for each in ropes:
+        factor = each.get("factor")
+        if each.get("rope_type", each.get("type")) == "yarn" and isinstance(factor, int | float):
+            trained = each.get("original_max_position_embeddings") or length
+            length = max(length, int(trained * factor))
+    return length
 
 
 def choose_length(own: int, asked: int) -> int:
@@ -63,19 +90,6 @@ def choose_length(own: int, asked: int) -> int:
     if asked > own:
         raise SettingsError(f"max_model_len={asked} is over the model's {own}")
     return asked or own
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if there is no file. Raises ModelError for anything else."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds {type(value).__name__}, not an object")
-    return value
 
 
 def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
@@ -99,7 +113,7 @@ def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _revision(folder: Path, cache_dir: Path | None) -> str:
-    files = [*sorted(folder.glob("*.safetensors")), *folder.glob(BLOCKS)]
+    files = [*weights_files(folder), *folder.glob(BLOCKS)]
     weights = [(file.name, contents(file, cache_dir)) for file in files]
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     digest.update(repr(weights).encode())

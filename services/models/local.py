@@ -11,10 +11,12 @@ from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
 from services.models.gguf_file import is_first, name_of, parts_of
-from services.models.info import read_json
+from services.models.info import is_complete
+from services.models.json_file import read_json
+from services.models.weights_files import PICKLES, SAFETENSORS, weights_files
+from services.text.tokenizer_config import lacks_tokens
 
 LISTS = ("auto_mappings.py", "configuration_auto.py")  # of transformers.models.auto, with the names of all types
-WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
@@ -26,20 +28,22 @@ def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
 
 
 def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
-    """Return the folder itself if it has safetensors and tokenizer.json, otherwise a converted one.
+    """Return the folder itself if it has safetensors and says all that is read of its config and tokenizer without
+    transformers, otherwise a converted one.
 
     Raises ModelError, which names what is missing.
     """
     folder = Path(os.path.abspath(folder))  # unlike `resolve`, this keeps the name of a link
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no transformers model: it has no config.json{_instead(folder)}")
-    weights = [file for pattern in WEIGHTS for file in sorted(folder.glob(pattern))]
+    weights = weights_files(folder)
     if not weights:
-        raise ModelError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+        raise ModelError(f"{folder} has no weights: none of {', '.join((*SAFETENSORS, *PICKLES))}")
     check_model_type(folder)
-    if weights[0].suffix == ".safetensors" and (folder / "tokenizer.json").is_file():
+    if weights[0].suffix == ".safetensors" and is_complete(folder) and not lacks_tokens(folder):
         return folder
-    identity = "\n".join(_stamp(file) for file in (*weights, folder / "config.json"))
+    identity = "\n".join(_stamp(file) for file in sorted(folder.iterdir()) if file.is_file())
+    identity += f"\ntransformers {version('transformers')}"
     return _converted(folder, f"folder {identity}", folder.name, cache_dir, progress)
 
 
@@ -67,7 +71,7 @@ def _lists() -> str:
 
 def _instead(folder: Path) -> str:
     """The GGUF files in `folder` that can be served, as the end of a message; empty if there are none."""
-    files = [file for file in sorted(folder.glob("*.gguf")) if is_first(file)]
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".gguf" and is_first(file)]
     if not files:
         return ""
     others = f" (or another of its {len(files)} GGUF files)" if len(files) > 1 else ""

@@ -36,7 +36,7 @@ def pin_commit(model: str) -> str:
     they are, and so is every name if the hub does not answer. Raises ModelError if the hub has no such model.
     """
     name, revision = split(model)
-    if is_local(name) or name.endswith(".gguf") or Path(name).is_absolute():
+    if is_local(name) or name.lower().endswith(".gguf") or Path(name).is_absolute():
         return model
     with contextlib.suppress(ConnectionError):
         return f"{name}@{ask_commit(name, revision)}"

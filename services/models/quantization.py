@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import SettingsError
-from services.models.info import read_json
+from services.models.json_file import read_json
 from services.models.resolve import split
 
 GGUF = "gguf"
@@ -62,7 +62,7 @@ def check_quantization(asked: str, model: str, folder: Path) -> None:
 
 def _found(model: str, folder: Path) -> str:
     name, _ = split(model)
-    if name == "default" or name.endswith(".gguf"):
+    if name == "default" or name.lower().endswith(".gguf"):
         return GGUF
     config = config_of(folder)
     return method_of(config) if config else ""

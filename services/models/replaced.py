@@ -17,6 +17,7 @@ from services.models.generation import FILE as GENERATION_CONFIG
 from services.models.hub import fetch_from_hub
 from services.models.info import ModelInfo
 from services.models.resolve import resolve, split
+from services.text.tokenizer_config import TEMPLATES
 
 TEMPLATE = "chat_template.jinja"
 # the files that a tokenizer consists of
@@ -41,7 +42,7 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
     folder = resolve(model, cache_dir, progress)
     if replaced == Replaced():
         return folder
-    links = {file.name: file for file in folder.iterdir() if file.is_file()}
+    links = {file.name: file for file in folder.iterdir() if file.is_file() or file.name == TEMPLATES}
     written: dict[str, bytes] = {}
     if replaced.tokenizer:
         tokenizer = _tokenizer_folder(replaced.tokenizer, cache_dir, progress)
@@ -49,7 +50,12 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
         links = {name: file for name, file in links.items() if not name.startswith(_OF_TOKENIZERS)}
         files = (file for file in tokenizer.iterdir() if file.is_file() and file.name.startswith(_OF_TOKENIZERS))
         written |= {file.name: file.read_bytes() for file in files}
+        links.pop(TEMPLATES, None)
+        for file in (tokenizer / TEMPLATES).glob("*.jinja"):
+            written[f"{TEMPLATES}/{file.name}"] = file.read_bytes()
     if replaced.chat_template:
+        links.pop(TEMPLATES, None)
+        written = {name: content for name, content in written.items() if not name.startswith(TEMPLATES)}
         written[TEMPLATE] = replaced.chat_template.encode()
     if replaced.generation_config:
         written[GENERATION_CONFIG] = replaced.generation_config.encode()
@@ -62,6 +68,7 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
         for name, file in links.items():
             (target / name).symlink_to(file)
         for name, content in written.items():
+            (target / name).parent.mkdir(exist_ok=True)
             (target / name).write_bytes(content)
 
     return cached(place(cache_dir, identity, folder.name), build, progress)

@@ -37,9 +37,9 @@ def resolve(model: str, cache_dir: Path, progress: Progress = print) -> Path:
     if path.is_dir():
         return from_folder(path, cache_dir, progress)
     if path.is_file():
-        if path.suffix != ".gguf":
+        if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model} is a file but not a .gguf one; a transformers model is named by its folder")
         return from_gguf(path, cache_dir, progress)
-    if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
+    if path.suffix.lower() == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
         raise ModelError(f"there is no file or folder {path}")
     return fetch_from_hub(model, cache_dir, progress, revision)

@@ -1,7 +1,8 @@
-"""TokenizerConfig: the class, special tokens and chat templates in a model's tokenizer_config.json."""
+"""TokenizerConfig: the class, special tokens and chat templates in the files beside a model's tokenizer.json."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any, Self
 
 from services.errors import ModelError
 
+TEMPLATES = "additional_chat_templates"  # a folder of templates with other names than `default`
+FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 DEFAULT_CLASS = "PreTrainedTokenizerFast"  # what transformers uses if only tokenizer.json is there
 
 
@@ -30,17 +33,23 @@ class TokenizerConfig:
         """Load the config of the model in `folder`. A missing file counts as empty. Raises ModelError if a file is not
         JSON.
 
-        chat_template.jinja takes precedence over the templates in tokenizer_config.json.
+        Files of templates take precedence over the templates in tokenizer_config.json, as in transformers. Those in
+        chat_template.json, which processors of pictures have, are the last.
         """
         config = _read_json(folder / "tokenizer_config.json")
-        file, template = folder / "chat_template.jinja", config.get("chat_template")
-        written = file.exists()
+        files = _template_files(folder)
+        sources = {
+            "chat_template.jinja": {name: file.read_text(encoding="utf-8") for name, file in files.items()},
+            "tokenizer_config.json": _templates(config.get("chat_template")),
+            "chat_template.json": _templates(_read_json(folder / "chat_template.json").get("chat_template")),
+        }
+        source = next((name for name, templates in sources.items() if "default" in templates), "tokenizer_config.json")
         return cls(
             str(config.get("tokenizer_class") or DEFAULT_CLASS),
             _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
-            file.read_text(encoding="utf-8") if written else _template_of(template, "default"),
-            file if written else folder / "tokenizer_config.json",
-            None if written or isinstance(template, str) else _template_of(template, "tool_use"),
+            sources[source].get("default"),
+            folder / source,
+            sources[source].get("tool_use"),
         )
 
 
@@ -54,11 +63,70 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _template_of(template: Any, name: str) -> str | None:
-    """Return the template, which is a string, or the one with this name in a list of templates."""
-    if isinstance(template, list):
-        return next((t["template"] for t in template if t["name"] == name), None)
-    return template if isinstance(template, str) else None
+def _template_files(folder: Path) -> dict[str, Path]:
+    files = {file.stem: file for file in sorted((folder / TEMPLATES).glob("*.jinja"))}
+    file = folder / "chat_template.jinja"
+    return files | ({"default": file} if file.exists() else {})
+
+
+def _templates(value: Any) -> dict[str, str]:
+    """The templates by name, of a field that is a template, an object or a list of them."""
+    if isinstance(value, list):
+        value = {each["name"]: each["template"] for each in value}
+    return {"default": value} if isinstance(value, str) else value if isinstance(value, dict) else {}
+
+
+def lacks_tokens(folder: Path) -> bool:
+    """Whether the tokenizer.json in `folder` is absent, or lacks tokens which files beside it declare and transformers
+    adds, or has them with other properties."""
+    if not (folder / "tokenizer.json").is_file():
+        return True
+    known = {token["content"]: token for token in _read_json(folder / "tokenizer.json").get("added_tokens") or ()}
+    return any(
+        content not in known or any(known[content].get(flag, value) != value for flag, value in flags.items())
+        for content, flags in _declared(folder)
+    )
+
+
+def _declared(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tokens that the files beside tokenizer.json declare, with those of FLAGS that they set."""
+    config = _read_json(folder / "tokenizer_config.json")
+    listed = config.get("added_tokens_decoder")
+    found: list[Any] = list(listed.values()) if isinstance(listed, dict) else []
+    sources = [config]
+    if not isinstance(listed, dict):  # files of older releases, which transformers reads in its place
+        found += _read_json(folder / "added_tokens.json")
+        sources.append(_read_json(folder / "special_tokens_map.json"))
+    for source in sources:
+        found += _named_tokens(source).values()
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            named = source.get(key) or ()
+            found += named.values() if isinstance(named, dict) else named
+    tokens = [
+        (token, {}) if isinstance(token, str) else (token.get("content"), token) for token in found if token is not True
+    ]
+    return [(content, {flag: flags[flag] for flag in FLAGS if flag in flags}) for content, flags in tokens if content]
+
+
+def end_token(folder: Path) -> frozenset[int]:
+    """The id of the tokenizer's `eos_token`; empty if it names none that it knows."""
+    file = folder / "tokenizer.json"
+    eos = TokenizerConfig.load(folder).named_tokens.get("eos_token")
+    if not eos or not file.is_file():
+        return frozenset()
+    return _ids_of(file, file.stat().st_mtime_ns, eos)
+
+
+@functools.lru_cache(maxsize=8)
+def _ids_of(file: Path, _changed: int, content: str) -> frozenset[int]:
+    raw = _read_json(file)
+    added = {token["id"] for token in raw.get("added_tokens") or () if token["content"] == content}
+    vocab = (raw.get("model") or {}).get("vocab")
+    if not added and isinstance(vocab, dict) and content in vocab:
+        added = {vocab[content]}
+    elif not added and isinstance(vocab, list):  # Unigram: [piece, score]
+        added = {i for i, entry in enumerate(vocab) if entry[0] == content}
+    return frozenset(added)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -79,6 +79,8 @@ class QuantizedCheckpoint:
                 if name.endswith(mark):
                     self._add(name, name.removesuffix(mark), mark, own)
         self._as_stored = as_stored
+        self._ends = sorted({*format_.parts, *format_.marks, ".weight"})
+        self._shapes: dict[tuple[object, ...], tuple[int, ...]] = {}  # by those of the parts
 
     def _add(self, name: str, stem: str, mark: str, own: str) -> None:
         """Add the weight, or those of experts, of which one of the tensors is `name`."""
@@ -152,6 +154,20 @@ class QuantizedCheckpoint:
         if name in self._experts:
             return len(self._experts[name])
         return len(self.read(name)) if name in self._modules else self._stored.rows(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, or of the numbers that a quantized weight stands for. Of weights whose parts have the
+        same shapes, one is read."""
+        if name in self._experts:
+            singles = self._experts[name]
+            return len(singles), *reversed(self.shape(singles[0]))
+        if name not in self._modules:
+            return self._stored.shape(name)
+        module = self._modules[name]
+        kind = tuple((part, module.shape(part[1:])) for part in self._ends if part[1:] in module)
+        if kind not in self._shapes:
+            self._shapes[kind] = tuple(self._whole(name).shape)
+        return self._shapes[kind]
 
     def _whole(self, name: str) -> Weight:
         return self._format.read(self._modules[name])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.engine.checkpoints.methods import format_of
 from services.errors import ModelError
@@ -34,6 +35,13 @@ def load_whole_config(folder: Path) -> Any:
         words = " ".join(str(error).split())
         raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
     _check(config)
+    if whole.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(
+            f"{folder} is a {whole.model_type} model ({', '.join(whole.architectures or ['no architecture named'])}), "
+            "which transformers has not as a causal language model; name a folder with a model of text alone"
+        )
+    if "sliding_window" not in type(config).__dataclass_fields__:  # left over from another type: its layers have none
+        config.__dict__.pop("sliding_window", None)
     if format_of(folder):  # raises for a method that is not served
         if config.model_type in INPUTS_FIRST:
             raise ModelError(f"{config.model_type}: quantized checkpoints of weights [inputs, outputs] are not served")

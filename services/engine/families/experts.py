@@ -135,6 +135,16 @@ class Mixtral(Experts):
     block = "block_sparse_moe"
     gate_up_down = ("w1", "w3", "w2")
 
+    @classmethod
+    def published(cls, name: str) -> str:
+        """See DecoderWeights."""
+        layer, found, expert = name.partition(".mlp.experts.")
+        number, _, part = expert.partition(".")
+        for own, theirs in zip(cls.gate_up_down, Experts.gate_up_down, strict=True):
+            if found and part == f"{theirs}.weight":
+                return f"{layer}.{cls.block}.experts.{number}.{own}.weight"
+        return name
+
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
         """See Llama."""

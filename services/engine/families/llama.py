@@ -8,6 +8,7 @@ import torch
 
 from services.engine.families.spec import Activation, DecoderSpec
 from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
+from services.models.info import extended
 
 # by transformers' names
 ACTIVATIONS = {
@@ -101,7 +102,7 @@ class Llama(DecoderWeights):
 def windows_of(config: Any) -> tuple[int, ...]:
     """`windows` of DecoderSpec, from transformers' config."""
     size = getattr(config, "sliding_window", None) or 0
-    if size and size >= config.max_position_embeddings:
+    if size and size >= extended(config.max_position_embeddings, config.rope_parameters):
         return ()  # longer than any request
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)

@@ -28,6 +28,7 @@ from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.layout import Shard
 from services.files import write_atomically
+from services.models.quantization import MODELOPT_FILE
 
 # by transformers' `model_type`
 FAMILIES: dict[str, type[DecoderWeights]] = {
@@ -93,7 +94,7 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
 
     Raises ModelError for a model that is not served.
     """
-    file = cache / "specs" / _identity(folder)
+    file = cache / "specs" / identity(folder)
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         return wire.unpack(DecoderSpec, file.read_bytes())
     from services.engine.families.config import load_config
@@ -108,10 +109,16 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
     return spec
 
 
-def _identity(folder: Path) -> str:
-    """A hash of everything that a kept spec depends on: config, transformers, and the code that reads it."""
-    digest = hashlib.sha256(version("transformers").encode())
-    for file in (folder / "config.json", *sorted(Path(__file__).parent.glob("*.py")), Path(wire.__file__)):
+def identity(folder: Path, more: bytes = b"") -> str:
+    """A hash of everything that a kept spec depends on: config, transformers, and the code that reads it; and of
+    `more`."""
+    digest = hashlib.sha256(version("transformers").encode() + more)
+    for file in (
+        folder / "config.json",
+        folder / MODELOPT_FILE,
+        *sorted(Path(__file__).parent.glob("*.py")),
+        Path(wire.__file__),
+    ):
         with contextlib.suppress(OSError):  # without a config, transformers reports the error
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -20,6 +19,8 @@ from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 from services.models.contents import BLOCKS
+from services.models.safetensors_file import LENGTH
+from services.models.weights_files import weights_files
 
 DEVIATION = 0.02  # of random weights; families are initialised with it
 
@@ -57,15 +58,12 @@ class Checkpoint:
     def __init__(self, folder: Path, as_stored: bool = False) -> None:
         """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
         without safetensors."""
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            names = {name: folder / file for name, file in files.items()}
-        else:
-            file = folder / "model.safetensors"
-            if not file.exists():
-                raise ModelError(f"{folder} holds no causal language model with safetensors")
-            names = dict.fromkeys(_open(file).keys(), file)
+        files = weights_files(folder)
+        if not files or files[0].suffix != ".safetensors":
+            raise ModelError(f"{folder} holds no causal language model with safetensors")
+        names: dict[str, Path] = {}
+        for file in files:
+            names |= dict.fromkeys(_open(file).keys(), file)
         self.bytes_read = 0
         self.quantization = Quantization()  # of the blocks
         self._as_stored = as_stored
@@ -115,9 +113,11 @@ class Checkpoint:
         return int(self._slice(name).get_shape()[0])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor of numbers. Raises ModelError if it is absent."""
-        assert name not in self._kinds, name
-        return tuple(self._slice(name).get_shape())
+        """The shape of a tensor, or of the numbers that its blocks stand for. Raises ModelError if it is absent."""
+        shape = tuple(self._slice(name).get_shape())
+        if name not in self._kinds:
+            return shape
+        return shape[0], self._blocks(name, (0, 1), None).shape[1]
 
     def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
         """Of a weight in blocks these outputs, or these inputs, for which whole rows of blocks are read."""
@@ -133,6 +133,15 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
+
+
+def header(file: Path) -> bytes:
+    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
+    except OSError as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _open(file: Path) -> Any:

@@ -101,6 +101,11 @@ class DecoderWeights(ABC):
 
     wholes: ClassVar[frozenset[str]] = frozenset()  # transformers' `model_type` of models whose text part it reads, too
 
+    @classmethod
+    def published(cls, name: str) -> str:
+        """The name by which transformers knows a tensor of a checkpoint, where a tool has written another."""
+        return name
+
     @staticmethod
     @abstractmethod
     def read_spec(config: Any) -> DecoderSpec | None:

@@ -16,13 +16,14 @@ from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.checkpoints.tensors import open_folder
 from services.engine.decoder import Decoder
+from services.engine.families.fit import open_fitted
 from services.engine.families.kept import describe_kept
-from services.engine.families.registry import load_spec, open_weights
+from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
 from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.decoder import RankDecoder
-from services.engine.parallel.layout import Layout
+from services.engine.parallel.layout import Layout, Shard
 from services.engine.sampling.candidates import PlainSearch, Search
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
@@ -95,7 +96,7 @@ def load_fast(
     need_kernels(settings, device)
     devices.forbid_shortcuts()
     spec = spec.for_length(length)
-    weights = open_weights(spec, source, layout.shard, executes_as_stored(settings))
+    weights = open_model(spec, source, settings, layout.shard)
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
@@ -107,6 +108,16 @@ def load_fast(
     dtype = devices.choose_dtype(settings, device)
     tiles = Tiles.fitting(dtype, spec.head_dim)
     return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles), layout)
+
+
+def open_model(
+    spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, shard: Shard = WHOLE
+) -> DecoderWeights:
+    """The weights of a model with this spec, in the form in which the fast path executes them. Raises ModelError, also
+    for a folder whose weights do not fit its config."""
+    if isinstance(source, Path):
+        source = open_fitted(source, settings.cache_dir, executes_as_stored(settings))
+    return open_weights(spec, source, shard)
 
 
 def cpu_setup(

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from services.engine.backends.cpu.build import NoKernels
-from services.engine.families.registry import open_weights
-from services.engine.families.shapes import check_shapes
+from services.engine.families.fit import load_fit
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
-from services.engine.startup.loading import check_ranks, executes_as_stored, fast_path_spec, need_kernels
+from services.engine.startup.loading import check_ranks, fast_path_spec, need_kernels
 from services.engine.startup.proof.verdict import proven
 
 
@@ -26,9 +25,9 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     """
     importlib.import_module("services.engine.engine")
     device = devices.choose_device(settings)
-    if spec := fast_path_spec(folder, settings):
+    if fast_path_spec(folder, settings):
         # not when they are loaded: a spare that takes over must not wait for it
-        check_shapes(open_weights(spec, folder, as_stored=executes_as_stored(settings)), spec)
+        load_fit(folder, settings.cache_dir)
     settings = proven(folder, settings)
     if settings.tp * settings.pp > 1:
         check_ranks(folder, settings)

@@ -117,6 +117,13 @@ def test_needed_files_are_fetched_once_and_used_without_the_hub(hub: Hub, tmp_pa
     assert "max_model_len=64" in ask("some/tiny-llama", hub.url, tmp_path)
 
 
+def test_a_model_that_another_program_has_fetched_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
+    fetching = "import sys; from huggingface_hub import snapshot_download; print(snapshot_download(sys.argv[1]))"
+    ask("some/tiny-llama", hub.url, tmp_path, fetching)
+    away = ask("some/tiny-llama", "http://127.0.0.1:9", tmp_path)
+    assert "ModelInfo(name='tiny-llama'" in away
+
+
 def test_a_pinned_commit_stays(hub: Hub, tmp_path: Path) -> None:
     """It does not change after a push, or if the hub does not answer."""
     pinned = f"some/tiny-llama@{'a' * 40}"

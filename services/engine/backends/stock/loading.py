@@ -20,6 +20,7 @@ from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.config import load_config, load_whole_config
+from services.engine.families.fit import describe_missing
 from services.engine.families.tensors import Tensors
 from services.errors import ModelError
 
@@ -65,18 +66,18 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()
     config, tensors = load_whole_config(folder), open_folder(folder)
     family: Any = AutoModelForCausalLM
-    where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True, "use_safetensors": True}
+    where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "config": config, "use_safetensors": True}
     if isinstance(tensors, QuantizedCheckpoint) or tensors.has_blocks:
         with torch.device("meta"):
             family = type(AutoModelForCausalLM.from_config(config))
         numbers = {name: _Unread(tensors, name) for name in tensors.names}
-        where = {"pretrained_model_name_or_path": None, "config": config, "state_dict": numbers}
+        where |= {"pretrained_model_name_or_path": None, "state_dict": numbers}
     try:
         model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
-        raise ModelError(f"{folder} lacks {len(missing)} tensors of its model, such as {missing[0]}")
+        raise ModelError(f"{folder}: {describe_missing(missing)}")
     if (folder / "generation_config.json").exists():  # transformers reads it only together with safetensors
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model

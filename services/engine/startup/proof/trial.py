@@ -20,7 +20,7 @@ from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
 from services.engine.families.config import load_config
 from services.engine.families.llama import windows_of
-from services.engine.families.registry import open_weights, spec_of
+from services.engine.families.registry import spec_of
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings, choose_block_size
@@ -57,7 +57,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     spec = spec_of(config)
     assert spec is not None
     spec = spec.for_length(longest)
-    weights = open_weights(full, folder, as_stored=loading.executes_as_stored(settings))
+    weights = loading.open_model(full, folder, settings)
     kept = weights.stored if dtype == torch.float32 else dtype
     # The scores of random queries and keys must not be so large that a rounding chooses another key. Where the spec
     # does not scale them, the norms of a trained model's queries do.

@@ -21,7 +21,6 @@ from filelock import FileLock
 
 from services.child_environment import without_settings
 from services.engine.backends.cpu.build import NoKernels, compiled
-from services.engine.families.registry import open_weights
 from services.engine.families.spec import DecoderSpec
 from services.engine.settings import EngineSettings, choose_block_size
 from services.engine.startup import devices, loading
@@ -156,7 +155,7 @@ def read_settings(written: str) -> EngineSettings:
 def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
     """Where the verdict is kept: a name made from all that a trial depends on."""
     dtype = devices.choose_dtype(settings, device)
-    weights = open_weights(spec, folder, as_stored=loading.executes_as_stored(settings))
+    weights = loading.open_model(spec, folder, settings)
     stored = weights.stored, sorted(weights.groups.items())
     kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
     kind = (dtype, *stored, *kept, choose_block_size(settings))
