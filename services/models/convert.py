@@ -18,6 +18,7 @@ from services.errors import ModelError
 from services.models.cache import Progress
 from services.progress import Bar
 
+WARNING = "warning.txt"  # a file of the target: a line that is shown whenever the model is served
 COUNT = "count "  # begins a line of the converter `count DONE TOTAL WHAT`
 _ROOT = Path(__file__).parents[2]
 

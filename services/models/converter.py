@@ -7,7 +7,6 @@ stderr says why it failed.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -19,18 +18,13 @@ from typing import Any
 
 from services.errors import ModelError
 from services.models.blocks import KINDS
-from services.models.convert import COUNT
+from services.models.convert import COUNT, WARNING
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
+from services.models.gguf_vocabulary import Vocabulary
 from services.models.info import is_complete
 from services.models.weights_files import weights_files
 from services.text.tokenizer_config import TEMPLATES, lacks_tokens
-
-# Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
-# ("tokenizer.ggml.pre"), for which transformers (5.23) creates a plain GPT-2 splitter. With that splitter, "\n\n1" or
-# "  2" become other tokens than those that the model was trained on.
-DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
-PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 EVERY = 0.2  # seconds between lines `count`
@@ -96,7 +90,7 @@ def _counter(what: str) -> Callable[[int, int], None]:
 
 def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
     """Write the weights, one tensor after another. Tokenizer, chat template and special tokens come from the file's
-    metadata.
+    metadata (see `Vocabulary`).
 
     Quantised weights that no backend executes as they are stored become bfloat16: this takes half the size of float32,
     and its rounding error (relative 0.0014) is far below the error of the quantisation. Weights of a floating-point
@@ -105,15 +99,16 @@ def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
     parts = parts_of(source)
     readers = [read_gguf(part) for part in parts]
     architecture = check_architecture(readers[0])
+    vocabulary = Vocabulary.read(readers[0].fields)
     try:
-        _convert_parts(parts, readers, target, scratch)
+        _convert_parts(parts, readers, vocabulary, target, scratch)
     except ModelError:
         raise
     except Exception as error:  # transformers reads what it does not know until something is absent
         raise ModelError(f"it is of the architecture {architecture!r}: {type(error).__name__}: {error}") from error
 
 
-def _convert_parts(parts: list[Path], readers: list[Any], target: Path, scratch: Path) -> None:
+def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary, target: Path, scratch: Path) -> None:
     source = parts[0]
     tensors = [tensor for reader in readers for tensor in reader.tensors]
     fields, dtype = readers[0].fields, _dtype(tensors)
@@ -136,24 +131,15 @@ def _convert_parts(parts: list[Path], readers: list[Any], target: Path, scratch:
     weights = GgufWeights(tensors, fields["general.architecture"].contents(), model, getattr(torch, dtype), keep)
     count = write_weights(weights, target, _counter("loading weights"))
     say(f"kept {count} tensors as they are stored")
-    metadata = {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
     model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(target)
-    model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
-    model.generation_config.save_pretrained(target)
-    with already_read(fields, tensors):
-        _convert_tokenizer(source, target, model.config, metadata)
-
-
-def _convert_tokenizer(source: Path, target: Path, config: Any, metadata: dict[str, Any]) -> None:
-    from transformers import AutoTokenizer
-
+    # what the class of a config has by default belongs to another vocabulary
+    for config in (model.config, model.generation_config):
+        config.bos_token_id, config.eos_token_id, config.pad_token_id = None, vocabulary.ends or None, None
+        config.save_pretrained(target)
     say("converting the tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.model_max_length = getattr(config, "max_position_embeddings", tokenizer.model_max_length)
-    _split_as_trained(tokenizer.backend_tokenizer, metadata)
-    tokenizer.save_pretrained(target)
-    _drop_beyond(target / "tokenizer.json", config.vocab_size)
+    vocabulary.save(target, model.config.max_position_embeddings)
+    if vocabulary.warning:
+        (target / WARNING).write_text(f"warning: {source.name}: {vocabulary.warning}", encoding="utf-8")
 
 
 def convert_folder(source: Path, target: Path) -> None:
@@ -193,38 +179,6 @@ def _dtype(tensors: list[Any]) -> str:
         amounts[kind] = amounts.get(kind, 0) + int(tensor.n_elements)
     most = max(amounts, key=lambda kind: amounts[kind])
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
-
-
-def _ends(eos: int | list[int] | None, metadata: dict[str, Any]) -> int | list[int] | None:
-    """Return the end tokens: a GGUF file names the end of text and, if it differs, the end of a turn."""
-    turn = metadata.get("tokenizer.ggml.eot_token_id")
-    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    if turn is None or turn in ends:
-        return eos
-    return [*ends, int(turn)]
-
-
-def _split_as_trained(backend: Any, metadata: dict[str, Any]) -> None:
-    from tokenizers import pre_tokenizers
-
-    splitter = metadata.get("tokenizer.ggml.pre", "default")
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or not isinstance(
-        backend.pre_tokenizer, pre_tokenizers.ByteLevel
-    ):
-        return
-    if splitter in DIGIT_BY_DIGIT:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    elif splitter not in PLAIN_GPT2:
-        say(f"warning: the way {splitter!r} splits text is not known; GPT-2's is used, some texts get other tokens")
-
-
-def _drop_beyond(file: Path, vocab_size: int) -> None:
-    """Remove added tokens without an embedding: transformers adds those of GPT-2 to every vocabulary."""
-    raw = json.loads(file.read_bytes())
-    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["id"] < vocab_size]
-    file.write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
 
 
 def say(line: str) -> None:

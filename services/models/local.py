@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
-from services.models.convert import convert
+from services.models.convert import WARNING, convert
 from services.models.gguf_file import is_first, name_of, parts_of
 from services.models.info import is_complete
 from services.models.json_file import read_json
@@ -79,7 +79,10 @@ def _instead(folder: Path) -> str:
 
 
 def _converted(source: Path, identity: str, name: str, cache_dir: Path, progress: Progress) -> Path:
-    return cached(place(cache_dir, identity, name), lambda target, _: convert(source, target, progress), progress)
+    folder = cached(place(cache_dir, identity, name), lambda target, _: convert(source, target, progress), progress)
+    if (warning := folder / WARNING).is_file():
+        progress(warning.read_text(encoding="utf-8"))
+    return folder
 
 
 def _stamp(file: Path) -> str:

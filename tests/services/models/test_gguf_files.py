@@ -168,7 +168,7 @@ def test_parts_are_one_model(llama: Path, tmp_path: Path) -> None:
     folder, expected = tmp_path / "parts", converted(whole, tmp_path / "whole")
     main(parts[0], folder)
     assert {file.name for file in folder.iterdir()} == {file.name for file in expected.iterdir()}
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
     found, whole_found = load_file(folder / BLOCKS), load_file(expected / BLOCKS)
     assert found.keys() == whole_found.keys()

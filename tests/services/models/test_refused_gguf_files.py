@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -15,10 +16,14 @@ from services.models.converter import convert_gguf
 from services.models.gguf_file import REFUSED, read_gguf
 
 
-def write(file: Path, architecture: str) -> Path:
-    """A small file that says no more of its model than this."""
+def write(file: Path, architecture: str, tokenizer: Mapping[str, str] | None = None, tokens: int = 8) -> Path:
+    """A small file that says no more of its model than this. `tokenizer`: texts of its metadata, by name."""
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(1)
+    for name, text in (tokenizer or {}).items():
+        writer.add_string(f"tokenizer.ggml.{name}", text)
+    if tokenizer and tokens:
+        writer.add_token_list([f"t{i}" for i in range(tokens)])
     writer.add_tensor("token_embd.weight", np.zeros((8, 64), np.float32), raw_dtype=None)
     writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
     writer.write_header_to_file()
@@ -50,7 +55,24 @@ def test_the_reasons_are_those_of_the_families() -> None:
 
 def test_another_failure_names_the_architecture(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"it is of the architecture 'foo': ValueError: .*'?foo'? is not supported"):
-        convert(write(tmp_path / "model.gguf", "foo"))
+        convert(write(tmp_path / "model.gguf", "foo", {"model": "llama"}))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens", "why"),
+    [
+        ({}, 0, r"it has no tokenizer \(tokenizer\.ggml\.model and tokenizer\.ggml\.tokens\)"),
+        ({"model": "no_vocab"}, 8, "it has no tokenizer"),
+        ({"model": "llama"}, 0, "it has no tokenizer"),
+        ({"model": "gpt2", "pre": "smollm"}, 8, r"no merges \(tokenizer\.ggml\.merges\)"),
+        *(({"model": kind}, 8, f"of the kind '{kind}'.*not served") for kind in ("bert", "t5", "rwkv", "plamo2", "x")),
+    ],
+)
+def test_a_tokenizer_that_is_not_served_is_named(
+    tokenizer: dict[str, str], tokens: int, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        convert(write(tmp_path / "model.gguf", "llama", tokenizer, tokens))
 
 
 def test_the_file_is_named(tmp_path: Path) -> None:
