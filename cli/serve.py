@@ -50,8 +50,14 @@ def run(arguments: list[str]) -> None:
         configure(settings, "supervisor")
     say = Progress(settings)
     with PortClaim(settings) as claim:
+        if left := claim.folder:  # before the folders are taken, which its processes use
+            end_processes_of(left)
+            shutil.rmtree(left, ignore_errors=True)
+            claim.folder = None
         place = Place.take(settings)
         say(place.describe(settings))
+        if left:
+            say("ended the cluster that a killed orca serve left on this port")
         if hidden:
             say(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
         asyncio.run(_serve(settings, place, claim, say))
@@ -79,11 +85,6 @@ def needless_warning(settings: Settings) -> str:
 
 
 async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progress) -> None:
-    if claim.folder:
-        say("ending the cluster that a killed orca serve left on this port")
-        end_processes_of(claim.folder)
-        shutil.rmtree(claim.folder, ignore_errors=True)
-        claim.folder = None
     _check_port(settings)
     _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`gauges` returns what the gateway reports of itself. `settings` is what it says of
-    its settings. `on_missed` is awaited when this gateway may have missed
+    """`gauges` returns what the gateway reports of itself. `settings` is what it says of its settings.
+    `on_missed` is awaited when this gateway may have missed
     events. It may raise PoolUnavailable."""
 
     def __init__(
