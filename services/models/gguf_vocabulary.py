@@ -250,11 +250,17 @@ class Vocabulary:
         tokenizer = self._sentencepiece() if self.splitter is None else self._byte_pairs(self.splitter)
         strips = "phi-3" in (name := str(self.metadata.get("general.name", "")).lower()) or "phi3" in name
         special = (Kind.CONTROL, Kind.UNKNOWN)
-        for piece, kind in zip(self.pieces, self.kinds, strict=True):
-            if piece and kind in (*special, Kind.USER_DEFINED):
-                rstrip = strips and piece not in ("<unk>", "<s>", "<|endoftext|>")
-                token = AddedToken(piece, rstrip=rstrip, normalized=False, special=kind in special)
-                (tokenizer.add_special_tokens if kind in special else tokenizer.add_tokens)([token])
+        added = [
+            AddedToken(
+                piece,
+                rstrip=strips and piece not in ("<unk>", "<s>", "<|endoftext|>"),
+                normalized=False,
+                special=kind in special,
+            )
+            for piece, kind in zip(self.pieces, self.kinds, strict=True)
+            if piece and kind in (*special, Kind.USER_DEFINED)
+        ]
+        tokenizer.add_tokens(added)  # in one call: each takes time for all tokens before
         self._add_ends(tokenizer)
         return tokenizer
 
