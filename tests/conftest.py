@@ -41,10 +41,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernels() -> None:
-    """Compile the engine's kernels before any test, as a test may time out while it waits for the compiler."""
-    with contextlib.suppress(NoKernels):
-        compiled(user_cache())
+def kernels(request: pytest.FixtureRequest) -> None:
+    """Compile the CPU's kernels before any test, as a test may time out while it waits for the compiler. Tests of a GPU
+    alone do without."""
+    if any("gpu" not in item.keywords for item in request.session.items):
+        with contextlib.suppress(NoKernels):
+            compiled(user_cache())
 
 
 @pytest.fixture(scope="session")
