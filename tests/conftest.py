@@ -21,6 +21,13 @@ settings.load_profile("orca")
 NICENESS = 5
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, files without such a test are not even imported: a machine with a GPU may lack what they need."""
+    if config.option.markexpr == "gpu" and collection_path.name.startswith("test_"):
+        return True if "mark.gpu" not in collection_path.read_text() else None
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start a server come first, as they take longest."""
     items.sort(key=lambda item: "cluster" not in item.keywords)

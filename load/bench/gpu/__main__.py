@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
     parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
     add_numerics(parser)
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
+    parser.add_argument("--batch-invariant", action="store_true", help="as in `orca serve`")
     parser.add_argument(
         "--minutes", type=float, default=7.5, help="no measurement begins after this time (default 7.5)"
     )
@@ -82,6 +83,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
         given.device,
         given.dtype,
         fast_path=not given.stock,
+        batch_invariant=given.batch_invariant,
         max_model_len=configuration.max_model_len,
     )
     bench = Bench(given.model, configuration, settings, budget, given.plots, scale)
@@ -106,7 +108,7 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
             continue
         try:
             of_part = PARTS[part][0](bench)
-        except Exception as error:  # the machine is lent for minutes: other parts must run
+        except Exception as error:  # other parts must run
             traceback.print_exc()
             found["failed"][part] = f"{type(error).__name__}: {error}"
             print(f"Failed: {found['failed'][part]}", flush=True)

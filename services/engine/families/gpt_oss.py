@@ -14,7 +14,6 @@ from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
 
-
 SWIGLU_ALPHA = 1.702  # of configs without the field: transformers before 5.23 has it in the layer's code
 SWIGLU_LIMIT = 7.0
 
