@@ -22,15 +22,24 @@ from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
 from load.bench.gpu.iterations import graphs, increments, initiations, mixed
+from load.bench.gpu.outliving import outlives
 from load.options import add_numerics
 from load.options import parser as part_parser
-from load.report import machine
+from load.report import machine, table
 from services.engine.settings import EngineSettings
 
 
 def rates(bench: Bench) -> PartResult:
     """The rates that the floors of all parts are computed from."""
     return PartResult(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
+
+
+def outliving(bench: Bench) -> PartResult:
+    """Whether a process's memory on this device outlives it."""
+    found = outlives(bench.device.type)
+    return PartResult(
+        table(["memory made by another process", ""], [[name, str(is_so)] for name, is_so in found.items()]), found
+    )
 
 
 def sampler(bench: Bench) -> PartResult:
@@ -46,6 +55,7 @@ def shares(bench: Bench) -> PartResult:
 
 
 PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
+    "outliving": (outliving, "whether the memory of a process outlives it"),
     "rates": (rates, "what the machine reaches, which the floors are computed from"),
     "increments": (increments, "increment iterations compared with the floor"),
     "initiations": (initiations, "initiation iterations compared with the floor"),
