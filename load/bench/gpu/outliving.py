@@ -1,4 +1,4 @@
-"""Whether the memory of a process outlives it: a descriptor over a socket, mapped by a second process, its maker killed.
+"""Whether the memory of a process outlives it: a descriptor over a socket, mapped by a second one, its maker killed.
 
 On CUDA the memory is the driver's (virtual memory management), on a CPU a memfd: the steps are the same.
 `python -m load.bench.gpu.outliving` runs them alone.

@@ -8,12 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from conftest import FLOAT32
 from driver import Driver, Job
 from letters import letters
 
 from services.engine import engine as engine_module
 from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
 GRAMMARS = ["start: /[a-z]{2,40}[a-f]*/", "", 'start: ("ab" | /[k-p]{1,3}/ "zz")*', "start: (", "start: /[a-c]{12}/"]
@@ -72,5 +72,6 @@ def test_an_engine_loads_without_the_library_of_masks(
         return version(package)
 
     monkeypatch.setattr(engine_module, "version", absent)
-    numerics = Engine.load(tiny_model("llama"), FLOAT32).figures.numerics
+    settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=8, threads=1)
+    numerics = Engine.load(tiny_model("llama"), settings).figures.numerics
     assert "llguidance-none" in numerics.split()
