@@ -1,5 +1,6 @@
 # make serve      set up, download the model, serve it on port 8000 (ORCA_PORT)
 # make test       set up, lint, types, import contracts, all tests but those of `make chaos`
+# make test-lowest  tests of engine and gateway with the lowest versions that pyproject.toml declares, in .lowest
 # make test-fast  the tests that start no server and load no model: less than a minute
 # make chaos      the tests of faults that take long to recover from, then random faults under load for five minutes
 # make fuzz       random requests, bodies, streams and pool calls, fifty times as many as in `make test`
@@ -28,8 +29,8 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers image \
-	cluster-test simulate schemas clean
+.PHONY: serve test test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
+	image cluster-test simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -51,6 +52,17 @@ kernels: .venv/test
 
 test-fast: .venv/test
 	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
+
+# tests of a server need only what the engine's and the gateway's tests show; uv resolves the versions
+test-lowest: .lowest/installed
+	.lowest/bin/python -m pytest -m 'not chaos and not cluster and not families and not tools' tests/services/engine tests/gateway
+
+.lowest/installed: pyproject.toml
+	$(PYTHON) -m venv .lowest
+	.lowest/bin/pip --disable-pip-version-check install uv
+	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
+		.lowest/bin/uv pip install --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	@touch $@
 
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
@@ -127,4 +139,4 @@ schemas:
 	@touch .venv/serve $@
 
 clean:
-	rm -rf .venv .clients .tools .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .lowest .clients .tools .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -21,6 +21,13 @@ settings.load_profile("orca")
 NICENESS = 5
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, files without such a test are not even imported: a machine with a GPU may lack what they need."""
+    if config.option.markexpr == "gpu" and collection_path.name.startswith("test_"):
+        return True if "mark.gpu" not in collection_path.read_text() else None
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start a server come first, as they take longest."""
     items.sort(key=lambda item: "cluster" not in item.keywords)
@@ -41,10 +48,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernels() -> None:
-    """Compile the engine's kernels before any test, as a test may time out while it waits for the compiler."""
-    with contextlib.suppress(NoKernels):
-        compiled(user_cache())
+def kernels(request: pytest.FixtureRequest) -> None:
+    """Compile the CPU's kernels before any test, as a test may time out while it waits for the compiler. Tests of a GPU
+    alone do without."""
+    if any("gpu" not in item.keywords for item in request.session.items):
+        with contextlib.suppress(NoKernels):
+            compiled(user_cache())
 
 
 @pytest.fixture(scope="session")

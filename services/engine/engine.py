@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -85,6 +85,7 @@ class Engine:
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
         devices.set_threads(settings)
+        devices.use_whole_numbers()
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
@@ -249,5 +250,15 @@ def _formats(settings: EngineSettings, dtype: torch.dtype) -> str:
 
 
 def _libraries() -> str:
-    """Those that masks of grammars depend on: tokenizers cuts a text into tokens where a grammar leaves no other."""
-    return " ".join(f"{name}-{version(name)}" for name in ("llguidance", "tokenizers"))
+    """Those that masks of grammars depend on: tokenizers cuts a text into tokens where a grammar leaves no other.
+
+    An engine without llguidance refuses grammars only, so its absence is no error here.
+    """
+    return " ".join(f"{name}-{_version(name)}" for name in ("llguidance", "tokenizers"))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

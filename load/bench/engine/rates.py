@@ -23,6 +23,7 @@ from services.files import user_cache
 
 SLICE = 16 << 20  # bytes
 CUDA_LEAST = 1 << 30  # bytes: less is read before all of a large GPU has started
+CUDA_MOST = 4 << 30  # bytes: more are read no faster, and the device must hold them several times
 KERNEL = "engine's kernel"  # shown beside the others
 PARTS = ", in parts"  # marks a way that was fastest with fewer rows
 
@@ -87,7 +88,8 @@ def _matrix_rate(
     device: torch.device, stored: torch.dtype, inputs: int, outputs: int, weights: int, rows: int, scale: Scale
 ) -> MatrixRate:
     """The best way of torch at this row count, with as many bytes of weights as the model has, taken in turn."""
-    copies = -(-weights // (inputs * outputs * int(stored.itemsize)))
+    most = min(weights, CUDA_MOST) if device.type == "cuda" else weights
+    copies = -(-most // (inputs * outputs * int(stored.itemsize)))
     native = device.type == "cuda" or devices.cpu_multiplies_bfloat16()
     dtype = stored if stored.is_floating_point and native else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
@@ -102,8 +104,9 @@ def _matrix_rate(
 
 
 def _read(device: torch.device, weights: int) -> int:
-    """How many bytes to read: those of the weights, which an iteration reads one after the other."""
-    return max(weights, CUDA_LEAST if device.type == "cuda" else 0)
+    """How many bytes to read: those of the weights, which an iteration reads one after the other; on CUDA a few GiB are
+    as good."""
+    return min(max(weights, CUDA_LEAST), CUDA_MOST) if device.type == "cuda" else weights
 
 
 def measure_bandwidth(device: torch.device, weights: int, scale: Scale) -> dict[str, float]:

@@ -22,15 +22,24 @@ from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
 from load.bench.gpu.iterations import graphs, increments, initiations, mixed
+from load.bench.gpu.outliving import outlives
 from load.options import add_numerics
 from load.options import parser as part_parser
-from load.report import machine
+from load.report import machine, table
 from services.engine.settings import EngineSettings
 
 
 def rates(bench: Bench) -> PartResult:
     """The rates that the floors of all parts are computed from."""
     return PartResult(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
+
+
+def outliving(bench: Bench) -> PartResult:
+    """Whether a process's memory on this device outlives it."""
+    found = outlives(bench.device.type)
+    return PartResult(
+        table(["memory made by another process", ""], [[name, str(is_so)] for name, is_so in found.items()]), found
+    )
 
 
 def sampler(bench: Bench) -> PartResult:
@@ -46,6 +55,7 @@ def shares(bench: Bench) -> PartResult:
 
 
 PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
+    "outliving": (outliving, "whether the memory of a process outlives it"),
     "rates": (rates, "what the machine reaches, which the floors are computed from"),
     "increments": (increments, "increment iterations compared with the floor"),
     "initiations": (initiations, "initiation iterations compared with the floor"),
@@ -68,6 +78,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
     parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
     add_numerics(parser)
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
+    parser.add_argument("--batch-invariant", action="store_true", help="as in `orca serve`")
     parser.add_argument(
         "--minutes", type=float, default=7.5, help="no measurement begins after this time (default 7.5)"
     )
@@ -82,6 +93,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
         given.device,
         given.dtype,
         fast_path=not given.stock,
+        batch_invariant=given.batch_invariant,
         max_model_len=configuration.max_model_len,
     )
     bench = Bench(given.model, configuration, settings, budget, given.plots, scale)
@@ -106,7 +118,7 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
             continue
         try:
             of_part = PARTS[part][0](bench)
-        except Exception as error:  # the machine is lent for minutes: other parts must run
+        except Exception as error:  # other parts must run
             traceback.print_exc()
             found["failed"][part] = f"{type(error).__name__}: {error}"
             print(f"Failed: {found['failed'][part]}", flush=True)

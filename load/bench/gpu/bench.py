@@ -108,6 +108,7 @@ class Bench:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
+            _ = self.rates  # need memory that the engine would take
             self.release()  # memory that other parts had counts as free only then
             with tempfile.TemporaryDirectory() as parent:
                 folder = Path(parent) / self.name
@@ -118,17 +119,17 @@ class Bench:
     @property
     def shape(self) -> ModelShape:
         if self._shape is None:
-            decoder = self.engine.decoder
-            self._shape = ModelShape.of(self.config, decoder.weight_bytes, decoder.cache_dtype)
+            self._shape = ModelShape.of(self.config, self.dtype.itemsize, self.dtype)
         return self._shape
 
     @property
     def rates(self) -> MachineRates:
-        """The rates of this machine for the widest product of this model, measured once in a run."""
+        """The rates of this machine for the widest product of this model, measured once in a run, before the engine
+        takes the memory."""
         if self._rates is None:
-            self._rates = measure_rates(
-                self.device, self.engine.decoder.weight_dtype, *self.shape.widest, self.shape.stored, self.scale
-            )
+            assert self._engine is None, "the engine leaves no memory to measure with"
+            self._rates = measure_rates(self.device, self.dtype, *self.shape.widest, self.shape.stored, self.scale)
+            self.release()
         return self._rates
 
     @property

@@ -14,6 +14,9 @@ from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
 
+SWIGLU_ALPHA = 1.702  # of configs without the field: transformers before 5.23 has it in the layer's code
+SWIGLU_LIMIT = 7.0
+
 
 class GptOss(Experts):
     """Llama's attention with sinks, and windows in every other layer; experts with biases and a clamped SwiGLU.
@@ -25,9 +28,11 @@ class GptOss(Experts):
     def read_spec(config: Any) -> DecoderSpec | None:
         """See Llama; None without a limit of the SwiGLU, too."""
         spec = with_experts(config, config.intermediate_size, True)
-        if spec is None or not config.swiglu_limit > 0:
+        limit = getattr(config, "swiglu_limit", SWIGLU_LIMIT)
+        if spec is None or not limit > 0:
             return None
-        return replace(spec, sinks=True, swiglu_alpha=config.swiglu_alpha, swiglu_limit=config.swiglu_limit)
+        alpha = getattr(config, "swiglu_alpha", SWIGLU_ALPHA)
+        return replace(spec, sinks=True, swiglu_alpha=alpha, swiglu_limit=limit)
 
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""

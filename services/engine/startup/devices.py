@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from services.engine.backends.cpu.build import cpuinfo
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 from services.limits import free_memory, usable_cores
+
+LEAST_CAPABILITY = 8, 0  # the first that multiplies bfloat16
 
 
 def choose_device(settings: EngineSettings) -> torch.device:
@@ -51,6 +55,30 @@ def choose_cache_dtype(settings: EngineSettings, dtype: torch.dtype) -> torch.dt
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.kv_cache_dtype, torch.int8)
 
 
+def open_device(device: torch.device) -> None:
+    """Create CUDA's context. Raises SettingsError for a GPU that is too old or that cannot be used now."""
+    try:
+        torch.zeros(1, device=device)
+        older = device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise SettingsError(
+            f"device={device.type}: {why}; see in nvidia-smi whether another process has taken the GPU or its memory"
+        ) from error
+    if older:
+        name, has = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        raise SettingsError(
+            f"device=cuda: {name} has compute capability {has[0]}.{has[1]}, "
+            f"and the least that is served is {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}; use device=cpu"
+        )
+
+
+def use_whole_numbers() -> None:
+    """Forbid TF32, which drops 13 bits of float32: cuDNN's convolutions use it by default."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def set_threads(settings: EngineSettings) -> None:
     """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may use all
     the time (see `usable_cores`), shared by all ranks."""
@@ -91,5 +119,7 @@ def count_blocks(settings: EngineSettings, bytes_per_block: int, block_size: int
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device; on a CPU what the machine and this process's control groups leave."""
     if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # what loading has left counts as taken otherwise
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()

@@ -35,7 +35,7 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
         from services.engine.backends.stock.loading import import_family
 
         import_family(folder)
-    torch.zeros(1, device=device)  # creates CUDA's context
+    devices.open_device(device)
     return settings
 
 

@@ -122,7 +122,7 @@ def _without_state(called: list[int], states: Sequence[StateLayer], cache: Any, 
     """The layers for which a cache of transformers has a place, and which have neither called our attention nor a state
     that is known."""
     known = {*called, *(layer.index for layer in states)}
-    dummy = {index for index, dummy in enumerate(cache.is_dummy) if dummy} if states else set()
+    dummy = {index for index, dummy in enumerate(_dummies(cache)) if dummy} if states else set()
     return [index for index in range(num_layers) if index not in known and index not in dummy]
 
 
@@ -155,8 +155,14 @@ def _mask_of(kind: str, extras: Extras) -> LayerMask:
 def _agree(masks: dict[int, LayerMask], cache: Any) -> bool:
     """Whether transformers' own cache keeps what the masks of these layers show. Layers that read the keys of others
     have a dummy."""
-    layers = enumerate(zip(cache.is_sliding, cache.is_dummy, strict=True))
+    layers = enumerate(zip(cache.is_sliding, _dummies(cache), strict=True))
     return all(dummy or masks[index].limited == limited for index, (limited, dummy) in layers if index in masks)
+
+
+def _dummies(cache: Any) -> list[bool]:
+    """Which layers of transformers' cache hold nothing. Early releases of transformers 5 have no such layers: there a
+    cache ends with the last layer that has keys of its own."""
+    return getattr(cache, "is_dummy", None) or [False] * len(cache.layers)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

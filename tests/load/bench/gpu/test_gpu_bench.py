@@ -49,7 +49,16 @@ def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[st
 
 def test_the_iterations_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = bench(
-        tmp_path, "rates", "increments", "initiations", "mixed", "graphs", "sampler", "shares", "section-6.1"
+        tmp_path,
+        "outliving",
+        "rates",
+        "increments",
+        "initiations",
+        "mixed",
+        "graphs",
+        "sampler",
+        "shares",
+        "section-6.1",
     )
     printed = capsys.readouterr().out
     assert (status, found["failed"]) == (0, {})

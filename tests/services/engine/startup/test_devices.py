@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
+from services.engine.engine import Engine
 from services.engine.settings import EngineSettings, choose_block_size
 from services.engine.startup import devices
+from services.errors import SettingsError
 
 INTEL, AMD = "vendor_id\t: GenuineIntel\n", "vendor_id\t: AuthenticAMD\n"
 
@@ -47,3 +51,23 @@ def test_auto_is_bfloat16_where_that_is_faster(
 def test_states_take_no_more_memory_than_keys_and_values(asked: int, per_token: int, states: int, tokens: int) -> None:
     """Up to 512 tokens."""
     assert choose_block_size(EngineSettings(block_size=asked), per_token, states) == tokens
+
+
+def test_an_engine_computes_no_tf32(llama: Engine) -> None:
+    assert llama.figures
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_gpu_that_cannot_be_used_is_named_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, taken = torch.device("cuda"), "CUDA error: all CUDA-capable devices are busy or unavailable\nStack"
+    monkeypatch.setattr(torch, "zeros", Mock(side_effect=RuntimeError(taken)))
+    with pytest.raises(SettingsError, match="busy or unavailable; see in nvidia-smi"):
+        devices.open_device(cuda)
+    monkeypatch.setattr(torch, "zeros", Mock())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(SettingsError, match=r"Tesla T4 has compute capability 7\.5.* 8\.0"):
+        devices.open_device(cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    devices.open_device(cuda)

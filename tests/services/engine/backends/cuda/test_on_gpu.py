@@ -17,6 +17,7 @@ from services.engine.batch.flat_batch import pack
 from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.engine.startup import devices
 from services.requests import SamplingParams
 
 pytestmark = [
@@ -69,6 +70,13 @@ def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable
         with no_waiting():
             for batch in batches:
                 engine.decoder.forward(batch)
+
+
+def test_what_loading_has_left_counts_as_free() -> None:
+    device = torch.device("cuda")
+    before = devices.free_bytes(device)
+    torch.empty(1 << 30, dtype=torch.uint8, device=device)  # its memory stays with torch
+    assert devices.free_bytes(device) >= before
 
 
 @contextmanager
