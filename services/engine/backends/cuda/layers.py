@@ -129,11 +129,11 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
-        shapes = {}
+        shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
         for layer in self._layers:
             for linear in (layer.qkv, layer.output, layer.up, layer.down):
                 if linear:
-                    shapes.setdefault(linear.weight.shape, (linear, self._dtype))
+                    shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
         products = list(shapes.values())
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
