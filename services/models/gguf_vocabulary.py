@@ -286,7 +286,9 @@ class Vocabulary:
         known = [pair for pair in known if "".join(pair) in vocabulary]
         model = models.BPE(vocabulary, known, ignore_merges=splitter.whole_words, byte_fallback=not splitter.bytes)
         tokenizer = Tokenizer(model)
-        steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(each), "isolated") for each in splitter.expressions]
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(each), "isolated") for each in splitter.expressions
+        ]
         if splitter.bytes:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
             tokenizer.decoder = decoders.ByteLevel()
