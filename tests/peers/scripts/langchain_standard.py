@@ -50,4 +50,4 @@ class TestMessages(_Standard):
 
 if __name__ == "__main__":
     file = Path(__file__)
-    pytest_steps.run(file.parent, file.name, "--asyncio-mode=auto")
+    pytest_steps.run(file.parent, file.name, "--asyncio-mode=auto", "-o", "asyncio_default_test_loop_scope=session")
