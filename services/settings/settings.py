@@ -56,9 +56,12 @@ class Settings(
             description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
         ),
     ] = []
-    cache_dir: Annotated[Path, Section.ENGINE, Field(description="folder of converted models and compiled kernels")] = (
-        user_cache()
-    )
+    cache_dir: Annotated[
+        Path,
+        Section.ENGINE,
+        AfterValidator(Path.absolute),
+        Field(description="folder of converted models and compiled kernels"),
+    ] = user_cache()
 
     engines: Annotated[int, Field(ge=1, description="number of engines, each with its own scheduler")] = 1
     gateways: Annotated[int, Section.API, Field(ge=1, description="number of gateway replicas")] = 2

@@ -77,7 +77,7 @@ export class Chat {
       run.signal,
       reloaded,
     );
-    if (run.signal.aborted) answer.reason ??= "stopped";
+    if (run.stopped) await this._cancelled(run, answer);
     if (this._running === run) this._running = null;
     delete answer.body; // nothing asks for it again
     this._keep();
@@ -87,10 +87,25 @@ export class Chat {
   }
 
   _stop() {
+    const run = this._running;
+    if (!run || run.stopped) return;
     const { answer } = this._turns.at(-1) ?? {};
     const [request] = answer?.lastId.split(":") ?? [];
-    this._running?.abort();
-    if (request) call(`v1/streams/${request}`, { method: "DELETE" }).catch(() => {});
+    run.stopped = request ? call(`v1/streams/${request}`, { method: "DELETE" }) : Promise.resolve();
+    run.stopped.catch(() => {}); // `_cancelled` says it
+    run.abort();
+  }
+
+  /** Say that the answer is stopped as soon as the server has cancelled it; or that it goes on there. */
+  async _cancelled(run, answer) {
+    try {
+      await run.stopped;
+      answer.reason ??= "stopped";
+    } catch ({ status }) {
+      // the server has forgotten it, or it had ended before
+      if (status === 404 || status === 409) answer.reason ??= "stopped";
+      else answer.reason ??= "unstopped";
+    }
   }
 
   _clear() {
@@ -167,6 +182,7 @@ function facts(answer) {
   if (answer.away && isOpen(answer)) add("no answer from the server, asking again");
   if (answer.reason === "length") add("ended at its length");
   if (answer.reason === "stopped") add("stopped");
+  if (answer.reason === "unstopped") add("not stopped: the server did not answer, it may go on there", "error");
   if (answer.error) add(answer.error, "error");
   return parts;
 }
