@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socket
 import threading
@@ -297,25 +296,6 @@ def test_a_bound_is_lowered_to_the_open_files(tmp_path: Path) -> None:
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line like"):
         haproxy.patch_config("global\n    maxconn 4096\ndefaults\n", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET / HTTP/9.9\r\nHost: a",
-        b"GET / HTTP/1.1\r\nHost: a\r\nno colon",
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2",
-        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: what",
-        b"CONNECT / HTTP/1.1\r\nHost: a",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01",
-    ],
-)
-def test_a_head_that_it_cannot_read_is_answered_as_openai_answers(tmp_path: Path, head: bytes) -> None:
-    with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(head + b"\r\n\r\n")
-        status, _, rest = closed(connection).partition(b"\r\n")
-    assert status.split()[1] in {str(code).encode() for code in haproxy.REFUSALS}, status
-    assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
 def test_a_long_token_passes(tmp_path: Path) -> None:
