@@ -39,7 +39,7 @@ serve: .venv/serve
 # one that compiles the kernels
 test: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder --durations 25
+	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder --durations=25
 
 # where there is no compiler, tests of kernels are skipped
 kernels: .venv/test

@@ -19,6 +19,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 from services.child_environment import least
@@ -36,7 +37,20 @@ NODE_IDLE, NODE_INTERVAL, NODE_PROBES = (
     2,
     5,
 )  # seconds until a silent gateway's node is probed, between probes; tries
-MALFORMED = "The request is not valid HTTP, is incomplete, or its client has closed its side of the connection."
+LONGEST_HEAD = 64 << 10  # bytes of a request's first line and headers
+MALFORMED = (
+    "The request is not valid HTTP, is incomplete, its first line and headers are longer than "
+    f"{LONGEST_HEAD >> 10} KiB, the limit, or its client has closed its side of the connection."
+)
+# what HAProxy answers to a client whose request it cannot read, by status
+REFUSALS = {
+    400: MALFORMED,
+    405: MALFORMED,
+    408: f"The request's head did not arrive within {HEAD_TIMEOUT} s, the limit.",
+    413: MALFORMED,
+    501: MALFORMED,
+}
+REWRITTEN = 1024  # bytes of HAProxy's buffer for what it adds to a head, its default
 UNSERVED = "no_gateway"  # `code` of the error
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"  # names this program to Serve
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # its value identifies the processes of a cluster
@@ -70,6 +84,8 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
         (r"^((?:frontend prometheus|listen stats)\n +bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
         (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
+        # the default refuses a long token; a buffer is used only while a connection moves data
+        (r"^    tune.bufsize \d+$", f"    tune.bufsize {LONGEST_HEAD + REWRITTEN}"),
         # splicing needs pipes, a quarter more open files, and does not make small events faster
         (r"^    option splice-\w+\n", ""),
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
@@ -79,7 +95,7 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
             f"    option srvtcpka\n    srvtcpka-idle {NODE_IDLE}s\n    srvtcpka-intvl {NODE_INTERVAL}s\n"
             f"    srvtcpka-cnt {NODE_PROBES}\n"
             "    option disable-h2-upgrade\n"  # the bounds count connections, and HTTP/2 has 100 requests on one
-            rf"    errorfile 400 {folder / 'malformed.http'}\n",
+            + "".join(f"    errorfile {code} {folder / f'{code}.http'}\n" for code in REFUSALS),
         ),
         (
             rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
@@ -121,13 +137,9 @@ def error_files() -> dict[str, str]:
     head = "HTTP/1.1 {}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n{}\r\n{}"
     retry = f"Retry-After: {RETRY_AFTER}\r\n"
     answers = {
-        "unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later.")),
-        "malformed.http": (
-            "400 Bad Request",
-            "",
-            _body(MALFORMED, "invalid_request_error", None),
-        ),
-    }
+        f"{code}.http": (f"{code} {HTTPStatus(code).phrase}", "", _body(message, "invalid_request_error", None))
+        for code, message in REFUSALS.items()
+    } | {"unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later."))}
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in answers.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from cli.arguments import Parser
-from cli.server import add_server, find_url, headers, served_model
+from cli.server import add_server, connection, served_model
 from services.client.resuming import SILENCE, ResumableRequest
 from services.client.sse import Events, StreamedAnswer, StreamError
 from services.errors import OrcaError
@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("message", nargs="*", help="say this, print the answer and end")
     options = parser.read(arguments)
     timeout = httpx.Timeout(SILENCE, connect=5)
-    with httpx.Client(base_url=find_url(options.url), headers=headers(options.api_key), timeout=timeout) as client:
+    with httpx.Client(**connection(options.url, options.api_key), timeout=timeout) as client:
         chat = Chat(client, options.system, options.max_tokens, options.temperature, options.priority)
         if options.message:
             chat.say(" ".join(options.message))

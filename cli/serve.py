@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
@@ -143,7 +144,8 @@ async def _run(
         await _compare(pinned, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
-        await supervisor.run(url, model, _ready_line(settings, fragment))
+        has_chat = await in_daemon_thread(_has_chat, model, settings, say)
+        await supervisor.run(url, model, _ready_line(settings, fragment, has_chat))
 
 
 def _pool_name(settings: Settings) -> str:
@@ -166,6 +168,15 @@ def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
     check_quantization(settings.quantization, model, folder)
     choose_length(pinned_info(model, folder, settings.cache_dir).max_model_len, settings.max_model_len)
     return str(SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config))
+
+
+def _has_chat(model: str, settings: Settings, say: Progress) -> bool:
+    """Whether the model has a chat template, its own or one of the settings."""
+    from actors.engine_build import replaced_of
+    from services.models.replaced import resolve_replaced
+    from services.text import ChatTemplate
+
+    return ChatTemplate.load(resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)) is not None
 
 
 @contextlib.asynccontextmanager
@@ -275,7 +286,7 @@ async def _until_ready(settings: Settings, say: Progress) -> None:
     import httpx
 
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
-    async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
+    async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False, trust_env=False) as client:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
@@ -285,13 +296,17 @@ async def _until_ready(settings: Settings, say: Progress) -> None:
             await asyncio.sleep(0.1)
 
 
-def _ready_line(settings: Settings, fragment: str) -> str:
-    """The line for a server that is ready. `fragment` ends the URL of its page."""
-    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+def _ready_line(settings: Settings, fragment: str, has_chat: bool) -> str:
+    """The line for a server that is ready. `fragment` ends the URL of its page; `has_chat`: chats are possible."""
+    path = "chat/completions" if has_chat else "completions"
+    asked: dict[str, Any] = {"prompt": "The capital of France is"}
+    if has_chat:
+        asked = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body = asked | {"temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     url = own_url(settings)
     page = "" if settings.disable_ui else f"  page: {url}/ui{fragment}"
     return (
-        f"ready at {url}{page}  try: curl {url}/v1/chat/completions "
+        f"ready at {url}{page}  try: curl {url}/v1/{path} "
         f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

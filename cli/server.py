@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
 import httpx
 
 from cli.arguments import Parser
 from cli.port_claim import own_url, running_servers
 from services.errors import OrcaError, UsageError
+from services.settings.addresses import is_loopback
 from services.settings.settings import SECRETS
 from services.settings.sources import from_values, read_values
 from services.settings.types import is_hash
@@ -39,6 +45,24 @@ def find_url(given: str | None) -> str:
     if len(running) > 1:
         raise UsageError(f"several servers run: {', '.join(running)}; name one of them: --url {running[0]}")
     return running[0] if running else own_url(settings)
+
+
+def connection(url: str | None, api_key: str) -> dict[str, Any]:
+    """The arguments of an HTTP client for the server at `find_url(url)`. A server of this machine is asked directly,
+    whatever proxy the environment names; one that the user names elsewhere is asked as the environment says."""
+    found = find_url(url)
+    own = not url or is_loopback(urlsplit(url).hostname or "")
+    return {"base_url": found, "headers": headers(api_key)} | (direct(found) if own else {})
+
+
+def direct(url: str) -> dict[str, Any]:
+    """The arguments of an HTTP client that uses no proxy. Certificates of the environment are still trusted."""
+    if not url.startswith("https"):
+        return {"trust_env": False}
+    trusted = ssl.create_default_context()
+    if (file := os.environ.get("SSL_CERT_FILE")) or os.environ.get("SSL_CERT_DIR"):
+        trusted.load_verify_locations(file, os.environ.get("SSL_CERT_DIR"))
+    return {"trust_env": False, "verify": trusted}
 
 
 def headers(api_key: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.arguments import Parser
-from cli.server import add_server, find_url, headers, served_model
+from cli.server import add_server, connection, served_model
 
 KEPT = "orca:weights_info"
 FIGURES = {
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> None:
     parser = Parser("orca status", "What a running server is doing.")
     add_server(parser)
     options = parser.read(arguments)
-    with httpx.Client(base_url=find_url(options.url), headers=headers(options.api_key), timeout=10) as client:
+    with httpx.Client(**connection(options.url, options.api_key), timeout=10) as client:
         print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
         page = client.get("/metrics").text
         samples = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.cluster.environment import RAY_FOLDER, prepared_environment
+from actors.cluster.environment import RAY_FOLDER, mark_of, prepared_environment
 from actors.cluster.processes import describe, end_processes_of, ports_of, processes_of
 from actors.front_door import connection_limits, raise_file_limit
 from cli.port_claim import PortClaim
@@ -44,13 +45,15 @@ class ClusterProcess:
 
     def __init__(self, folder: Path, settings: Settings, keep: Sequence[int]) -> None:
         self.folder = folder
+        self._log = folder / "driver.log"
         maxconn = connection_limits(settings, raise_file_limit()).maxconn
         environment, guard = prepared_environment(folder, settings, maxconn)
         self._channel, theirs = socket.socketpair()
-        with guard, theirs, (folder / "driver.log").open("wb") as log:
+        with guard, theirs, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "actors.cluster.process", str(theirs.fileno()), str(folder)],
                 env=environment,
+                cwd=folder,  # Ray's workers import from the folder in which they are started
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -94,7 +97,7 @@ class ClusterProcess:
 
     async def _until_up(self, reader: asyncio.StreamReader, say: Callable[[str], None]) -> None:
         """Read what the child sends until gateways and schedulers run. Raises OrcaError as `until_ready`."""
-        while line := await reader.readline():
+        while line := await _next_line(reader):
             received = json.loads(line)
             if "error" in received:
                 raise OrcaError(received["error"])
@@ -105,7 +108,9 @@ class ClusterProcess:
                 return
             say("starting engines, schedulers and gateways")
             self._ray_runs.set()
-        raise OrcaError("the process that holds Ray ended")
+        words = self._log.read_text(errors="replace").split("\n")
+        why = next((f": {line.strip()}" for line in reversed(words) if line.strip()), "")
+        raise OrcaError(f"the process that holds Ray ended{why}")
 
     def start_spares(self) -> None:
         """Let the cluster start the processes without which it is ready."""
@@ -161,6 +166,8 @@ class Supervisor:
     def _start(self) -> ClusterProcess:
         folder = _make_folder()
         self._claim.folder = folder  # before there is a process, so that the next `orca serve` finds them all
+        name, _, value = mark_of(folder).partition("=")
+        os.environ[name] = value  # what this process starts, such as a compiler, is ended with the cluster
         return ClusterProcess(folder, self._settings, self._keep)
 
     @property
@@ -220,6 +227,14 @@ class Supervisor:
         """Kill what is left of the cluster and remove its files."""
         self._cluster.end()
         self._claim.folder = None
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty when the other process has ended, whether or not it has read all that was sent to it."""
+    try:
+        return await reader.readline()
+    except ConnectionError:
+        return b""
 
 
 def _make_folder() -> Path:

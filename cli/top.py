@@ -10,6 +10,7 @@ import termios
 import time
 import tty
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.live import Live
 
 from cli.arguments import Parser
 from cli.live_feed import LiveView, follow
-from cli.server import add_server, find_url, headers
+from cli.server import add_server, connection
 from cli.top_screen import Screen, summary
 
 FRAME = 0.1  # seconds between two pictures; ssh carries them easily
@@ -28,18 +29,18 @@ def run(arguments: list[str]) -> None:
     parser = Parser("orca top", "What a running server computes, iteration by iteration. q ends.")
     add_server(parser)
     options = parser.read(arguments)
-    asyncio.run(_run(find_url(options.url), options.api_key))
+    asyncio.run(_run(connection(options.url, options.api_key)))
 
 
-async def _run(url: str, api_key: str) -> None:
+async def _run(server: dict[str, Any]) -> None:
     view = LiveView()
-    async with httpx.AsyncClient(base_url=url, headers=headers(api_key)) as client:
+    async with httpx.AsyncClient(**server) as client:
         if not sys.stdout.isatty():
             await _print_lines(client, view)
             return
         with _pressed_quit() as quit_pressed:
             reading = asyncio.create_task(_read(client, view))
-            drawing = asyncio.create_task(_draw(view, url))
+            drawing = asyncio.create_task(_draw(view, server["base_url"]))
             await asyncio.wait({reading, drawing, quit_pressed}, return_when=asyncio.FIRST_COMPLETED)
             drawing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

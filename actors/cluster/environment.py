@@ -71,10 +71,16 @@ def prepared_environment(folder: Path, settings: Settings, connections: int) -> 
             guard.close()  # another cluster has taken these ports
         else:
             program = str(_write_program(folder, settings))
-            return SERVE_MODE | without_settings() | places | {
+            return SERVE_MODE | _outside_ray() | places | {
                 "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
                 BINARY_PATH: program,
             }, guard
+
+
+def _outside_ray() -> dict[str, str]:
+    """The environment of this process without variables for another Ray, such as the address of its store or a hook:
+    this cluster is its own."""
+    return {name: value for name, value in without_settings().items() if not name.startswith("RAY_")}
 
 
 def _write_program(folder: Path, settings: Settings) -> Path:

@@ -6,7 +6,6 @@ The converter is another module because this one is imported together with its p
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from services.progress import Bar
 
 WARNING = "warning.txt"  # a file of the target: a line that is shown whenever the model is served
 COUNT = "count "  # begins a line of the converter `count DONE TOTAL WHAT`
-_ROOT = Path(__file__).parents[2]
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
@@ -28,11 +26,10 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 
     Raises ModelError with the last line that the converter wrote to stderr.
     """
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "services.models.converter", str(source), str(target)]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         with subprocess.Popen(
-            command, env=without_settings() | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, env=without_settings(), stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process:
             assert process.stdout is not None
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,14 @@ from services.errors import ModelError
 from services.settings.types import Section
 
 CONFIG = "generation_config.json"
+
+
+def _model(given: str) -> str:
+    """Return a local path, with or without a revision, from the root, since the working folders of processes differ."""
+    for name in (given, given.rpartition("@")[0]):
+        if name not in ("", "default") and (path := Path(name).expanduser()).exists():
+            return os.path.abspath(path) + given[len(name) :]
+    return given
 
 
 def _tokenizer(name: str) -> str:
@@ -94,7 +103,10 @@ class ModelSettings(BaseSettings):
     """The part of `Settings` about the model."""
 
     model: Annotated[
-        str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
+        str,
+        Section.API,
+        AfterValidator(_model),
+        Field(description="a transformers folder, a GGUF file, a hub id, or 'default'"),
     ] = "default"
     revision: Annotated[
         str, Field(description="branch, tag or commit of a hub id; the same as model REPOSITORY@REVISION")

@@ -296,3 +296,9 @@ def test_a_bound_is_lowered_to_the_open_files(tmp_path: Path) -> None:
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line like"):
         haproxy.patch_config("global\n    maxconn 4096\ndefaults\n", tmp_path)
+
+
+def test_a_long_token_passes(tmp_path: Path) -> None:
+    with backend(lambda connection, _: connection.sendall(EMPTY)) as place, running(tmp_path, place) as port:
+        headers = {"Authorization": "Bearer " + "k" * (haproxy.LONGEST_HEAD - 4096)}
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=5).status_code == 200

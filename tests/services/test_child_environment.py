@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from actors.cluster.environment import prepared_environment
 from services.child_environment import least, without_settings
 from services.engine.backends.cpu import build
 from services.engine.settings import EngineSettings
 from services.engine.startup.proof.verdict import run_trial
+from services.settings.settings import Settings
 
 SAYS = "import json, os, sys; print(json.dumps(dict(os.environ)))"
 
@@ -38,3 +42,29 @@ def test_the_trial_of_kernels_gets_no_settings(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "says_secrets.py").write_text("import os; raise SystemExit(os.environ.get('ORCA_API_KEY', 'nothing'))")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_trial(tmp_path, EngineSettings(), "says_secrets").fault.endswith("nothing")
+
+
+def test_a_python_child_imports_nothing_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json.py", "services.py", "secrets.py"):
+        (tmp_path / name).write_text("raise RuntimeError('mine')")
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}relative")
+    command = [sys.executable, "-m", "services.models.converter", "absent.gguf", "target"]
+    done = subprocess.run(command, cwd=tmp_path, env=without_settings(), capture_output=True, text=True)
+    assert "mine" not in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+def test_children_ask_this_machine_without_a_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(name, "intranet.example, 10.0.0.0/8")
+    for told in (without_settings()["no_proxy"], without_settings()["NO_PROXY"]):
+        assert told.split(",") == ["intranet.example", "10.0.0.0/8", "localhost", "127.0.0.1", "::1"]
+
+
+def test_rays_variables_of_the_user_are_not_for_our_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_REDIS_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "no.such")
+    environment, guard = prepared_environment(tmp_path, Settings(), 1000)
+    guard.close()
+    assert not {"RAY_REDIS_ADDRESS", "RAY_RUNTIME_ENV_HOOK"} & set(environment)

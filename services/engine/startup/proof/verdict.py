@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ PATIENCE = 600.0  # seconds, which include compiling a GPU's kernels
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 SUFFIXES = frozenset({".py", ".h", ".cpp"})
 ENGINE = Path(__file__).parents[2]
-ROOT = Path(__file__).parents[4]
 
 # The largest difference at which the fast path serves: of the logits of two random layers, in units of the root mean
 # square of their row. Measured on a CPU with AVX512-BF16 for llama, qwen2, qwen3, mistral and gpt2 of hidden size 64,
@@ -113,12 +111,11 @@ def _kept(file: Path) -> Verdict | None:
 
 def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) -> Verdict:
     """Run the module `program` in a process of its own, and return the verdict on its result, or on how it ended."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             [sys.executable, "-m", program, str(folder)],
             input=json.dumps(asdict(settings), default=str),
-            env=without_settings() | {"PYTHONPATH": path},
+            env=without_settings(),
             capture_output=True,
             text=True,
             timeout=PATIENCE,
