@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from gateway.errors import POOL_AWAY, ApiError, ClientGone, GatewayStops, Kind, 
 from gateway.files import routes as files_routes
 from gateway.gateway import Gateway
 from gateway.http import openapi
+from gateway.http.head import HeadMiddleware
 from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.live import routes as live_routes
 from gateway.live.files import PageFiles
@@ -28,6 +30,7 @@ from gateway.model import ServedModel
 from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
 from services.errors import PoolUnavailable
+from services.models.info import choose_length
 from services.pool.shards import PoolShard
 from services.settings.settings import Settings
 
@@ -52,6 +55,8 @@ def create_app(
         await runner.stop()
         await gateway.stop()
 
+    length = choose_length(model.info.max_model_len, settings.max_model_len)
+    model = replace(model, info=replace(model.info, max_model_len=length))
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
     app.include_router(openai_routes.router)
     app.include_router(responses_routes.router)
@@ -68,6 +73,7 @@ def create_app(
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestIdMiddleware, echo_request_id=echo_request_id)

@@ -42,6 +42,8 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "orca",
+            "root": self.info.name,
+            "parent": None,
             "max_model_len": self.info.max_model_len,
             **({"default_sampling_params": said} if said else {}),
             **({"weights": weights} if weights else {}),

@@ -102,8 +102,6 @@ class Validator:
         whole = fields.truncate_prompt_tokens is None
         encoded = iter(text_tokens(self._model, texts, special, "prompt", whole))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
-        for prompt in prompts:
-            self.check_ids(prompt, "prompt")
         # a truncated prompt is echoed as its decoded tokens, not as the client's text
         given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
         return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
@@ -132,10 +130,12 @@ class Validator:
         extra: bytes = b"",
         texts: Sequence[str] = (),
     ) -> ValidatedRequest:
-        """The request that `fields` make with `prompts` (token ids within the vocabulary). `param`: the field that
+        """The request that `fields` make with `prompts` (token ids). `param`: the field that
         errors about the prompts name. `extra`: data for the plan. `texts`: the prompts as written, for `echo`.
 
         Raises ApiError naming the field, its value and the limit."""
+        for prompt in prompts:  # a tokenizer may have more ids than the model has logits
+            self.check_ids(prompt, param)
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")

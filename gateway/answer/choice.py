@@ -186,7 +186,7 @@ class Choice:
         return delta
 
     def _reason(self, end: End) -> str:
-        return TOOL_CALLS if self.called and end.reason is FinishReason.STOP else end.reason.value
+        return TOOL_CALLS if self.called and by_itself(end) else end.reason.value
 
     def _parse(self, parser: Parser, text: str, fresh: bool) -> None:
         """Divide the text of the event that was taken last into parts."""
@@ -251,6 +251,11 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
 def tables_of(plan: Plan, model: ServedModel) -> TextTables:
     """The text of each token, with or without special tokens."""
     return model.tokenizer.tables.of(plan.skip_special_tokens)
+
+
+def by_itself(end: End) -> bool:
+    """Whether the model ended the answer: not a limit, a stop string or a stop token, which may cut a call."""
+    return end.reason is FinishReason.STOP and end.stop is None
 
 
 def failure(end: End) -> ApiError | None:

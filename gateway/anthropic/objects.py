@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import orjson
 
+from gateway.answer.choice import by_itself
 from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import Plan
 from gateway.answer.transcript import Item, Transcript, transcript_of
@@ -106,7 +107,7 @@ def stop(transcript: Transcript | None) -> dict[str, str | None]:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
     if end.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    return {"stop_reason": "tool_use" if transcript.called else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if transcript.called and by_itself(end) else "end_turn", "stop_sequence": None}
 
 
 def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile, new_id
-from gateway.http.headers import content_length
+from gateway.http.headers import check_encoding, content_length
 
 MAX_FIELD_BYTES = 4096  # of a part other than the file, and of a part's headers
 MAX_FIELDS = 16
@@ -28,6 +28,7 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile:
     """Store the uploaded file. Raises ApiError naming the field, its value and the limit."""
+    check_encoding(request.headers)
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise ApiError(Kind.INVALID, "A file is sent as multipart/form-data, with the parts 'file' and 'purpose'.")

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.executor import FairExecutor
 from gateway.gateway import gateway_of
-from gateway.http.headers import content_length
+from gateway.http.headers import check_encoding, content_length
 from gateway.http.json_size import MOST_VALUES, most_values, too_many
 from gateway.http.middleware import is_json
 from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
@@ -30,10 +30,11 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
-    Raises ApiError for a content type other than JSON's, a body over the setting `max_body_bytes` (with or without a
+    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting `max_body_bytes` (with or without a
     content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
     `MAX_DEPTH` levels, and the first wrong field.
     """
+    check_encoding(request.headers)
     _check_json(request.headers)
     gateway = gateway_of(request)
     settings, tenant = gateway.settings, request.state.tenant
@@ -103,7 +104,7 @@ def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False
         errors = error.errors(include_url=False)
     unknown = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
     if not (ignore_unknown and unknown):
-        raise _explain(errors)
+        raise _explain(errors, value)
     for path in unknown:
         _remove(value, path)
     _warn(unknown)
@@ -126,11 +127,20 @@ def _warn(unknown: list[Path]) -> None:
             log.warning("ignored the unknown parameter %r (unknown_fields=ignore); logged once for each name", name)
 
 
-def _explain(errors: list[Any]) -> ApiError:
-    unknown = [_path(e["loc"]) for e in errors if e["type"] == "extra_forbidden"]
+def _explain(errors: list[Any], body: dict[str, Any]) -> ApiError:
+    mistyped = {e["loc"][:-1] for e in errors if e["loc"] and e["loc"][-1] == "type"}  # its fields are unknown for that
+    shown = [e | {"loc": _existing(e["loc"], body, e["type"])} for e in errors]
+    errors, unknown = (
+        shown,
+        [
+            _path(e["loc"])
+            for e, raw in zip(shown, errors, strict=True)
+            if e["type"] == "extra_forbidden" and raw["loc"][:-1] not in mistyped
+        ],
+    )
     if unknown:
         return ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {', '.join(unknown[:20])}.", unknown[0])
-    error = errors[0]
+    error = next(e for e in errors if e["type"] != "extra_forbidden")
     param = _path(error["loc"])
     if error["type"] == "contradiction":
         return ApiError(Kind.INVALID, f"{error['msg']}.", _path((*error["loc"], error["ctx"]["param"])))
@@ -141,6 +151,29 @@ def _explain(errors: list[Any]) -> ApiError:
     value = error["input"]
     got = f" (got {value!r})" if isinstance(value, int | float) or (isinstance(value, str) and len(value) < 50) else ""
     return ApiError(kind, f"Invalid '{param}': {text}{got}.", param)
+
+
+def _existing(loc: Path, value: Any, kind: str) -> Path:
+    """`loc` without its steps that name a variant of a union, which the client has not written. `kind`: of the error;
+    the field of a missing one does not exist."""
+    steps: list[str | int] = []
+    for place, step in enumerate(loc):
+        rest = loc[place + 1 :]
+        if (isinstance(value, list) and isinstance(step, int) and step < len(value)) or (
+            isinstance(value, dict) and step in value and not (rest and _tags(value, step, rest[0], kind))
+        ):
+            value = value[step]
+        elif rest or kind != "missing":
+            continue
+        steps.append(step)
+    return tuple(steps)
+
+
+def _tags(value: dict[str, Any], step: str | int, following: str | int, kind: str) -> bool:
+    """Whether `step` names the variant of the object `value`, and not its field of that name, which is no container."""
+    if isinstance(value[step], dict | list):
+        return False
+    return following in value or kind in ("missing", "contradiction", "extra_forbidden")
 
 
 def _path(loc: Path) -> str:

@@ -31,6 +31,7 @@ BODY_ERRORS = (
     Kind.MODEL_NOT_FOUND,
     Kind.BODY_TOO_LARGE,
     Kind.NOT_JSON,
+    Kind.COMPRESSED,
     Kind.TOO_MANY_LONG,
     Kind.INTERNAL,
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Self
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from gateway.answer.plan import Plan
@@ -137,6 +138,14 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.request}:{'.'.join(map(str, self.counts))}"
+
+
+def check_encoding(headers: Headers) -> None:
+    """Raises ApiError for a body with a Content-Encoding: a compressed one could grow without a bound."""
+    given = headers.get("content-encoding", "").strip()
+    if given and given.lower() != "identity":
+        text = f"The body's Content-Encoding is '{given[:100]}'; send it without compression."
+        raise ApiError(Kind.COMPRESSED, text, "Content-Encoding")
 
 
 def content_length(request: Request) -> int:

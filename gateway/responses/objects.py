@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answer.choice import failure
+from gateway.answer.choice import by_itself, failure
 from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import AnswerKind
 from gateway.answer.transcript import Item, Transcript
@@ -81,11 +81,14 @@ def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
 
 
 def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
-    """The item with what it has so far. The last item is complete if the answer has ended by itself, or if it is a call
-    whose arguments are whole; the others are."""
+    """The item with what it has so far. The last item is complete if the model has ended the answer, if it is a text
+    that a stop ended, or if it is a call whose arguments are whole; the others are."""
     end, status = transcript.end, "completed"
-    if item is transcript.items[-1] and (end is None or end.reason is not FinishReason.STOP):
-        status = "in_progress" if end is None else "completed" if _whole(item) else "incomplete"
+    if item is transcript.items[-1]:
+        if end is None:
+            status = "in_progress"
+        elif not (by_itself(end) or _whole(item) or (_stopped(end) and item.kind is PartKind.TEXT)):
+            status = "incomplete"
     return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
 
 
@@ -106,6 +109,10 @@ def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[
         case PartKind.CALL:
             call = {"call_id": head.call_id(item), "name": item.name, "arguments": text}
             return {"id": id, "type": "function_call", "status": status, **call}
+
+
+def _stopped(end: End) -> bool:
+    return end.reason is FinishReason.STOP
 
 
 def _whole(item: Item) -> bool:
@@ -148,9 +155,11 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
+        "completed_at": None,  # the pool does not keep the time of an end
         "status": status,
         "model": head.model,
         "output": output,
+        "usage": None,
         "error": None,
         "incomplete_details": None,
         "text": head.echo.get("text", {"format": {"type": "text"}}),
@@ -159,4 +168,7 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "truncation": "disabled",
         "reasoning": head.echo.get("reasoning"),
         "service_tier": head.service_tier,
+        "presence_penalty": head.echo.get("presence_penalty", 0.0),
+        "frequency_penalty": head.echo.get("frequency_penalty", 0.0),
+        "max_tool_calls": head.echo.get("max_tool_calls"),
     }

@@ -134,7 +134,8 @@ async def find_response(
     Raises ApiError if it does not exist, has expired, was deleted, belongs to another tenant or was not to be stored;
     PoolUnavailable.
     """
-    missing = ApiError(Kind.REQUEST_NOT_FOUND, f"There is no response '{id[:100]}' (any more).", param)
+    kind = Kind.REQUEST_NOT_FOUND if param is None else Kind.PREVIOUS_NOT_FOUND
+    missing = ApiError(kind, f"There is no response '{id[:100]}' (any more).", param)
     if not id.startswith(AnswerKind.RESPONSE.prefix):
         raise missing
     try:

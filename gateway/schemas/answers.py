@@ -71,6 +71,8 @@ class Model(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str  # from here on vLLM's fields
+    parent: None
     max_model_len: int
     default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
     weights: NotRequired[str]  # how the engines keep them

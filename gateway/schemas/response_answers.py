@@ -127,10 +127,11 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: None
     status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     model: str
     output: list[OutputItem]
-    usage: NotRequired[ResponseUsage]
+    usage: ResponseUsage | None  # null before the end
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -142,6 +143,9 @@ class ResponseObject(TypedDict):
     temperature: float
     top_p: float
     top_logprobs: int
+    presence_penalty: float
+    frequency_penalty: float
+    max_tool_calls: int | None
     parallel_tool_calls: bool
     safety_identifier: str | None
     prompt_cache_key: str | None

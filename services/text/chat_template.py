@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
-from services.text.tool_fallback import with_tools_as_text
+from services.text.tool_fallback import has_calls, with_tools_as_text
 
 # The mark is appended to the message that is continued, to find its end in the rendered text. It is random, so no
 # message contains it. If the space at its end is missing afterwards, the template strips contents.
@@ -39,6 +39,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._tool_template = environment.from_string(with_tools)
+            self._writes_calls = "tool_calls" in source
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
@@ -81,8 +82,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         template = self._tool_template if tools else self._template
-        if tools and not self.uses_tools:
-            given = with_tools_as_text(given, tools)
+        knows = self.uses_tools if tools else self._writes_calls
+        if not knows and (tools or any(map(has_calls, given))):
+            given = with_tools_as_text(given, tools or ())
         if not continue_final_message:
             return _render(template, given, variables)
         content = given[-1].get("content")

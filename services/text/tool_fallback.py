@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+RESULTS = ("tool", "function")  # roles
 INSTRUCTIONS = """\
 You can call functions. These are the functions, as JSON:
 <tools>{tools}</tools>
@@ -18,16 +19,24 @@ To call one or more functions, write a JSON list of calls and nothing else, in t
 The results of the calls will follow in <tool_response>. If no function is of use, answer without a call."""
 
 
+def has_calls(message: Mapping[str, Any]) -> bool:
+    """Whether a message has calls, or the result of one."""
+    return bool(message.get("tool_calls") or message.get("function_call")) or message["role"] in RESULTS
+
+
 def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`messages` with the roles `system`, `user` and `assistant` alone, and contents that are text. `messages` and
     `tools` are as for chat templates.
 
-    The instructions become the end of the first message if that is the system's, otherwise a system message. Results
+    The instructions become the end of the first message if that is the system's, otherwise a system message; without
+    `tools`, as where only the history has calls, there are none. Results
     become a message of the user, together with further results and the user's message that follow.
     """
     made: list[dict[str, Any]] = []
     instructions = INSTRUCTIONS.format(tools=_json(tools))
-    if messages[0]["role"] == "system":
+    if not tools:
+        made.append(messages[0])
+    elif messages[0]["role"] == "system":
         made.append(messages[0] | {"content": _joined(messages[0].get("content"), instructions)})
     else:
         made += [{"role": "system", "content": instructions}, messages[0]]
@@ -35,7 +44,7 @@ def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mappi
     texts: list[dict[str, Any]] = []
     results = False  # whether the last of `texts` ends with results
     for message in made:
-        result = message["role"] in ("tool", "function")
+        result = message["role"] in RESULTS
         text = _result(message) if result else _called(message)
         if results and text["role"] == "user":
             texts[-1] |= {"content": _joined(texts[-1]["content"], text["content"], "\n")}

@@ -58,8 +58,8 @@ def test_a_rich_template_renders_as_in_transformers(chat: list, byte_level: Path
 
 
 def test_a_refusal_is_a_value_error_with_the_templates_message() -> None:
-    with pytest.raises(ValueError, match=r"^Unknown role: tool$"):
-        ChatTemplate(RICH, {}).apply([{"role": "tool", "content": "x"}])
+    with pytest.raises(ValueError, match=r"^Unknown role: critic$"):
+        ChatTemplate(RICH, {}).apply([{"role": "critic", "content": "x"}])
 
 
 @pytest.mark.parametrize(

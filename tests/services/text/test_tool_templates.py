@@ -243,3 +243,17 @@ def test_the_default_model_gets_the_fallback(default_model: Path) -> None:
     assert text.endswith(
         '<|im_start|>user\n<tool_response>\n{"rain": true}\n</tool_response><|im_end|>\n<|im_start|>assistant\n'
     )
+
+
+def test_calls_of_the_history_are_in_the_prompt_without_tools() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", {})
+    call = {"function": {"name": "f", "arguments": {"a": "long"}}}
+    said = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done"},
+    ]
+    text = template.apply(said)
+    assert '"a": "long"' in text
+    assert "[user]<tool_response>\ndone" in text
+    assert "<tools>" not in text
