@@ -30,8 +30,8 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
-    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting `max_body_bytes` (with or without a
-    content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
+    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting `max_body_bytes`
+    (with or without a content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
     `MAX_DEPTH` levels, and the first wrong field.
     """
     check_encoding(request.headers)
@@ -159,9 +159,10 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     steps: list[str | int] = []
     for place, step in enumerate(loc):
         rest = loc[place + 1 :]
-        if (isinstance(value, list) and isinstance(step, int) and step < len(value)) or (
-            isinstance(value, dict) and step in value and not (rest and _tags(value, step, rest[0], kind))
-        ):
+        exists = isinstance(value, list) and isinstance(step, int) and step < len(value)
+        if isinstance(value, dict) and step in value:
+            exists = not (rest and _tags(value, step, rest[0], kind))
+        if exists:
             value = value[step]
         elif rest or kind != "missing":
             continue
@@ -169,7 +170,7 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     return tuple(steps)
 
 
-def _tags(value: dict[str, Any], step: str | int, following: str | int, kind: str) -> bool:
+def _tags(value: dict[Any, Any], step: str | int, following: str | int, kind: str) -> bool:
     """Whether `step` names the variant of the object `value`, and not its field of that name, which is no container."""
     if isinstance(value[step], dict | list):
         return False
