@@ -31,8 +31,8 @@ async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
     Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting `max_body_bytes`
-    (with or without a content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
-    `MAX_DEPTH` levels, and the first wrong field.
+    (with or without a content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8),
+    nesting over `MAX_DEPTH` levels, and the first wrong field.
     """
     check_encoding(request.headers)
     _check_json(request.headers)
