@@ -30,9 +30,9 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
-    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting `max_body_bytes`
-    (with or without a content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8),
-    nesting over `MAX_DEPTH` levels, and the first wrong field.
+    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting
+    `max_body_bytes` (with or without a content length), too many values, anything but a
+    JSON object (also for NaN and invalid UTF-8), nesting over `MAX_DEPTH` levels, and the first wrong field.
     """
     check_encoding(request.headers)
     _check_json(request.headers)
@@ -159,10 +159,9 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     steps: list[str | int] = []
     for place, step in enumerate(loc):
         rest = loc[place + 1 :]
-        exists = isinstance(value, list) and isinstance(step, int) and step < len(value)
-        if isinstance(value, dict) and step in value:
-            exists = not (rest and _tags(value, step, rest[0], kind))
-        if exists:
+        if isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        elif _is_field(value, step, rest, kind):
             value = value[step]
         elif rest or kind != "missing":
             continue
@@ -170,11 +169,13 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     return tuple(steps)
 
 
-def _tags(value: dict[Any, Any], step: str | int, following: str | int, kind: str) -> bool:
-    """Whether `step` names the variant of the object `value`, and not its field of that name, which is no container."""
-    if isinstance(value[step], dict | list):
+def _is_field(value: Any, step: str | int, rest: Path, kind: str) -> bool:
+    """Whether `step` is a field of the object `value` and not the variant of that name, whose field is no container."""
+    if not isinstance(value, dict) or step not in value:
         return False
-    return following in value or kind in ("missing", "contradiction", "extra_forbidden")
+    if not rest or isinstance(value[step], dict | list):
+        return True
+    return rest[0] not in value and kind not in ("missing", "contradiction", "extra_forbidden")
 
 
 def _path(loc: Path) -> str:

@@ -231,9 +231,10 @@ def test_a_final_message_is_continued() -> None:
     assert text.endswith("<user>Weather?</user><assistant>It is")
 
 
-def test_without_tools_messages_stay_as_they_are() -> None:
+def test_without_tools_calls_of_the_history_are_text_too() -> None:
     assert ChatTemplate(PLAIN, {}).apply([USER, CALLED, RESULT]) == (
-        '<user>Weather?</user><assistant></assistant><tool>{"rain": true}</tool><assistant>'
+        '<user>Weather?</user><assistant><tool_call>[{"name": "weather", "arguments": {"city": "é"}}]</tool_call>'
+        '</assistant><user><tool_response>\n{"rain": true}\n</tool_response></user><assistant>'
     )
 
 
@@ -243,17 +244,3 @@ def test_the_default_model_gets_the_fallback(default_model: Path) -> None:
     assert text.endswith(
         '<|im_start|>user\n<tool_response>\n{"rain": true}\n</tool_response><|im_end|>\n<|im_start|>assistant\n'
     )
-
-
-def test_calls_of_the_history_are_in_the_prompt_without_tools() -> None:
-    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", {})
-    call = {"function": {"name": "f", "arguments": {"a": "long"}}}
-    said = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "done"},
-    ]
-    text = template.apply(said)
-    assert '"a": "long"' in text
-    assert "[user]<tool_response>\ndone" in text
-    assert "<tools>" not in text
