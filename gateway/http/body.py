@@ -159,9 +159,9 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     steps: list[str | int] = []
     for place, step in enumerate(loc):
         rest = loc[place + 1 :]
-        if isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        elif _is_field(value, step, rest, kind):
+        if (isinstance(value, list) and isinstance(step, int) and step < len(value)) or _is_field(
+            value, step, rest, kind
+        ):
             value = value[step]
         elif rest or kind != "missing":
             continue
