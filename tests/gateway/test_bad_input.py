@@ -175,7 +175,7 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "temperature 2.1": ({"temperature": 2.1}, 400, "2.1"),
     "temperature huge": ({"temperature": 1e308}, 400, "temperature"),
     "temperature a text": ({"temperature": "0"}, 400, "temperature"),
-    "top_p 0": ({"top_p": 0}, 400, "top_p"),
+    "top_p -0.1": ({"top_p": -0.1}, 400, "top_p"),
     "top_p 1.1": ({"top_p": 1.1}, 400, "top_p"),
     "top_k -2": ({"top_k": -2}, 400, "top_k"),
     "min_p 1.1": ({"min_p": 1.1}, 400, "min_p"),
