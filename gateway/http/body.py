@@ -159,9 +159,7 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     steps: list[str | int] = []
     for place, step in enumerate(loc):
         rest = loc[place + 1 :]
-        if (isinstance(value, list) and isinstance(step, int) and step < len(value)) or _is_field(
-            value, step, rest, kind
-        ):
+        if _exists(value, step, rest, kind):
             value = value[step]
         elif rest or kind != "missing":
             continue
@@ -169,8 +167,10 @@ def _existing(loc: Path, value: Any, kind: str) -> Path:
     return tuple(steps)
 
 
-def _is_field(value: Any, step: str | int, rest: Path, kind: str) -> bool:
-    """Whether `step` is a field of the object `value` and not the variant of that name, whose field is no container."""
+def _exists(value: Any, step: str | int, rest: Path, kind: str) -> bool:
+    """Whether `step` leads into `value`, and is not the variant of that name, whose field is no container."""
+    if isinstance(value, list):
+        return isinstance(step, int) and step < len(value)
     if not isinstance(value, dict) or step not in value:
         return False
     if not rest or isinstance(value[step], dict | list):

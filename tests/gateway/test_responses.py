@@ -112,7 +112,7 @@ def test_a_conversation_continues(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_that_cannot_continue(client: openai.OpenAI, http: httpx.Client) -> None:
-    with pytest.raises(openai.NotFoundError, match="resp_0") as missing:
+    with pytest.raises(openai.BadRequestError, match="resp_0") as missing:
         client.responses.create(model=NAME, input="a", previous_response_id="resp_0")
     assert missing.value.param == "previous_response_id"
     failed = events_of(http.post(PATH, json={"input": "FAIL", "stream": True}).text)[0]["response"]["id"]
@@ -137,7 +137,7 @@ def test_a_response_that_is_not_stored_is_not_found(client: openai.OpenAI) -> No
     for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
         with pytest.raises(openai.NotFoundError, match=made.id):
             call(made.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match=made.id):
         client.responses.create(model=NAME, input="hi", previous_response_id=made.id)
 
 
