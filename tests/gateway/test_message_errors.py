@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an object as the type of a block": ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "with a type"),
     "a result of no tool": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-        "messages[0].content[0].tool_result.tool_use_id",
+        "messages[0].content[0].tool_use_id",
     ),
     "a result with an image": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}]},
