@@ -11,6 +11,10 @@ from gateway.tools import Tool, ToolUse
 from services.text import TextTables
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# keywords of JSON Schema: those that combine schemas of one value, those with a schema, and those with several
+COMBINING = frozenset({"allOf", "if", "patternProperties", "not", "dependentSchemas", "unevaluatedProperties"})
+WITH_SCHEMA = frozenset({"items", "additionalProperties", "contains"})
+WITH_SCHEMAS = frozenset({"properties", "$defs", "definitions", "anyOf", "oneOf", "prefixItems"})
 TEXT = r"/(.|\n)*/"  # ordinary tokens; a grammar that allows text only does not allow special tokens
 NO_THINKING = r" & ~/\s*<think>(.|\n)*/"
 
@@ -52,8 +56,8 @@ def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None
     with thinking, which is not part of the rule: free text does not begin like it, so that a mark within the thinking
     does not begin a call.
 
-    Calls follow the schemas of their tools where calls are required or the tool is strict; otherwise the arguments are
-    any object."""
+    Calls follow the schemas of their tools, without properties that these do not name, where calls are required or the
+    tool is strict; otherwise the arguments are any object."""
     if not use.calls:
         return answer
     syntax = SYNTAXES[family]
@@ -62,6 +66,40 @@ def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None
     if answer is not None:
         return choice([_calls(syntax, use, tables), answer])
     return _text_or_calls(syntax, use, tables, thinks) if use.constrains else None
+
+
+def closed(schema: Any) -> Any:
+    """Return `schema` without properties that its objects do not name. `additionalProperties` keeps its meaning.
+
+    A model writes properties of its own where it may, which a function does not accept. A schema that combines others
+    (`allOf`, `if`, ...) stays as it is, since what one part does not name, another part may. So does an object that
+    requires a property without naming it.
+    """
+    return schema if _combines(schema) else _closed(schema)
+
+
+def _combines(value: Any) -> bool:
+    if isinstance(value, dict):
+        return not COMBINING.isdisjoint(value) or any(map(_combines, value.values()))
+    return isinstance(value, list) and any(map(_combines, value))
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _closed(value) if name in WITH_SCHEMA else value for name, value in schema.items()}
+    for name in WITH_SCHEMAS & schema.keys():
+        value = schema[name]
+        if isinstance(value, dict):
+            made[name] = {key: _closed(each) for key, each in value.items()}
+        elif isinstance(value, list):
+            made[name] = [_closed(each) for each in value]
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if isinstance(properties, dict) and isinstance(required, list) and "$ref" not in schema:
+        names = list(properties)
+        if all(name in names for name in required):
+            made.setdefault("additionalProperties", False)
+    return made
 
 
 def _calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:
@@ -100,7 +138,7 @@ def _after_mark(syntax: Syntax, use: ToolUse, tables: TextTables) -> list[str]:
 
 
 def _call(syntax: Syntax, tool: Tool, by_schema: bool) -> str:
-    arguments = json_rule(tool.schema if by_schema or tool.strict else ANY_OBJECT).expression
+    arguments = json_rule(closed(tool.schema) if by_schema or tool.strict else ANY_OBJECT).expression
     # the same pieces as in the library's JSON, whose lexer takes the longest: calls and other JSON can be alternatives
     pieces = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(syntax.arguments), ": ")
     return f"{' '.join(map(_text, pieces))} {arguments} {_text('}')}"

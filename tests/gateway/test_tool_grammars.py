@@ -15,7 +15,7 @@ from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import PartKind
 from gateway.grammars.rules import json_rule
 from gateway.grammars.thinking import with_reasoning
-from gateway.grammars.tools import SYNTAXES, tool_rule
+from gateway.grammars.tools import SYNTAXES, closed, tool_rule
 from gateway.tools import Tool, ToolChoice, ToolUse
 from services.errors import GrammarError
 from services.grammar import Grammars
@@ -117,6 +117,44 @@ RIGHT: Call = ("weather", {"city": "né", "days": -3, "unit": "C"})
 WRONG: Call = ("weather", {"city": 5, "unit": "C"})
 LOOSE: Call = ("weather_2", {"anything": [1]})
 TIME: Call = ("time", {})
+
+
+OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        (OPEN, True),
+        (OPEN | {"required": ["a"]}, True),
+        (OPEN | {"additionalProperties": True}, False),
+        (OPEN | {"additionalProperties": {"type": "string"}}, False),
+        (OPEN | {"required": ["b"]}, False),
+        (OPEN | {"allOf": [{"properties": {"b": {}}}]}, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {}}, True),
+    ],
+)
+def test_a_forced_call_has_only_properties_that_are_named(schema: dict[str, Any], is_closed: bool) -> None:
+    forced = grammar(ToolUse([Tool("f", None, schema)], ToolChoice("required")), "hermes")
+    assert accepts(forced, written("hermes", ("f", {"a": 1, "b": "c"}))) is not is_closed
+
+
+def test_objects_are_closed_at_any_depth() -> None:
+    inner = {"anyOf": [OPEN, {"type": "array", "items": OPEN}]}
+    made = closed({"type": "object", "properties": {"x": inner, "y": {"$ref": "#/$defs/o"}}, "$defs": {"o": OPEN}})
+    done = OPEN | {"additionalProperties": False}
+    assert made["properties"]["x"] == {"anyOf": [done, {"type": "array", "items": done}]}
+    assert made["$defs"] == {"o": done}
+    assert made["additionalProperties"] is False
+    wrong = {"type": "object", "properties": 1, "required": [[]]}
+    assert closed(wrong) == wrong  # it is refused later
+
+
+def test_a_call_that_is_not_forced_may_have_any_properties() -> None:
+    use = ToolUse([Tool("f", None, OPEN), Tool("g", None, OPEN, strict=True)])
+    assert accepts(grammar(use, "hermes"), written("hermes", ("f", {"a": 1, "b": "c"})))
+    assert not accepts(grammar(use, "hermes"), written("hermes", ("g", {"a": 1, "b": "c"})))
 
 
 @pytest.mark.parametrize("name", USES)
