@@ -81,13 +81,13 @@ def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
 
 
 def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
-    """The item with what it has so far. The last item is complete if the model has ended the answer, if it is a text
-    that a stop ended, or if it is a call whose arguments are whole; the others are."""
+    """The item with what it has so far. All items but the last are complete. The last is if a stop ended the answer; a
+    call is if the model did, or if its arguments are whole."""
     end, status = transcript.end, "completed"
     if item is transcript.items[-1]:
         if end is None:
             status = "in_progress"
-        elif not (by_itself(end) or _whole(item) or (_stopped(end) and item.kind is PartKind.TEXT)):
+        elif not (by_itself(end) or _whole(item) if item.kind is PartKind.CALL else end.reason is FinishReason.STOP):
             status = "incomplete"
     return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
 
@@ -111,14 +111,8 @@ def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[
             return {"id": id, "type": "function_call", "status": status, **call}
 
 
-def _stopped(end: End) -> bool:
-    return end.reason is FinishReason.STOP
-
-
 def _whole(item: Item) -> bool:
-    """Whether it is a call whose arguments are JSON. A model may nest them deeper than Python reads."""
-    if item.kind is not PartKind.CALL:
-        return False
+    """Whether the arguments of a call are JSON. A model may nest them deeper than Python reads."""
     try:
         json.loads(item.text)
     except (ValueError, RecursionError):

@@ -194,7 +194,10 @@ def test_the_order_is_openai_s(tokenizer: Tokenizer, life: ParsedLife) -> None:
             assert {name: part[name] for name in said.keys() & part.keys() - {"type"}}.items() <= said.items()
             assert said[FIELDS[kind]] == part[FIELDS[kind]]
     reason, made = life.reason(tokenizer), last.said["response"]
-    ended = reason is FinishReason.STOP or bool(items and is_json(items[-1].get("arguments", "")))
+    if items and items[-1]["type"] == "function_call":  # a stop string ended it, so its arguments say if it is whole
+        ended = is_json(items[-1]["arguments"]) or (reason is FinishReason.STOP and not life.stopped(tokenizer))
+    else:
+        ended = reason is FinishReason.STOP
     if reason is FinishReason.ERROR and done < len(items):
         items[-1]["status"] = "completed" if ended else "incomplete"
     assert [event.said["type"] for event in events[:2]] in (OPENING, OPENING[:1])
