@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.errors import SettingsError
+from services.errors import UsageError
 from services.pool.address import without_password
 from services.pool.server.users import in_use
 from services.settings.settings import Settings
@@ -30,7 +30,7 @@ class Place:
         """The folders of the server with these settings. Without `redis_url` they belong to its port, with it to the
         pool of that name.
 
-        Raises SettingsError for a folder that cannot be made or written.
+        Raises UsageError for a folder that cannot be made or written.
         """
         owner = f"pool-{settings.pool}" if settings.redis_url else f"port-{settings.port}"
         with refusing("data_dir", settings.data_dir):
@@ -72,8 +72,8 @@ def owner_of(root: Path) -> str:
 
 @contextlib.contextmanager
 def refusing(setting: str, folder: Path) -> Iterator[None]:
-    """Raise SettingsError in place of an OSError that is raised within."""
+    """Raise UsageError in place of an OSError that is raised within."""
     try:
         yield
     except OSError as error:
-        raise SettingsError(f"{setting}={str(folder)!r}: {error.strerror}; name a folder that can be written") from None
+        raise UsageError(f"{setting}={str(folder)!r}: {error.strerror}; name a folder that can be written") from None

@@ -24,6 +24,7 @@ from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
 from cli.place import Place
 from cli.port_claim import PortClaim, own_url
+from cli.prepared import Prepared
 from cli.status import kept_weights
 from cli.supervisor import Supervisor
 from cli.waiting import command_of, remember_command, waiting
@@ -122,11 +123,11 @@ async def _run(
     supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress
 ) -> None:
     from services.engine.backends.cpu.build import NoKernels, compiled
-    from services.models.pin import pin
 
-    model = await in_daemon_thread(pin, settings.model, settings.cache_dir, say)
-    if defaults := await in_daemon_thread(_sampling_defaults, model, settings, say):
-        say(f"requests that do not say otherwise: {defaults} (--generation-config vllm turns this off)")
+    prepared = await in_daemon_thread(Prepared.of, settings, say)
+    pinned = settings.model_copy(update={"model": prepared.model})
+    if prepared.defaults:
+        say(f"requests that do not say otherwise: {prepared.defaults} (--generation-config vllm turns this off)")
     if settings.device != "cuda" and not settings.null_engine:
         with contextlib.suppress(NoKernels, OSError):  # the engine reports it if it needs the kernels
             await in_daemon_thread(compiled, settings.cache_dir, say)
@@ -134,49 +135,22 @@ async def _run(
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
-        pool = await in_daemon_thread(_pool_name, settings.model_copy(update={"model": model}))
+        pool = await in_daemon_thread(_pool_name, pinned)
         await remember_command(url, pool, command)
         async for line in waiting(settings.data_dir, server.data_dir, url, pool):
             say(line)
     else:
-        pinned = settings.model_copy(update={"model": model})
         await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
         await _compare(pinned, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
-        has_chat = await in_daemon_thread(_has_chat, model, settings, say)
-        await supervisor.run(url, model, _ready_line(settings, fragment, has_chat))
+        await supervisor.run(url, prepared.model, _ready_line(settings, fragment, prepared.has_chat))
 
 
 def _pool_name(settings: Settings) -> str:
     from actors.replica import find_model, pool_name
 
     return pool_name(settings, find_model(settings)[1])
-
-
-def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
-    """Those of the model, in one line. Raises ModelError also if files that replace the model's own cannot be used,
-    and SettingsError if the checkpoint has another quantization method or a shorter context than the settings."""
-    from actors.engine_build import replaced_of
-    from services.models.generation import SamplingDefaults
-    from services.models.info import choose_length
-    from services.models.pin import pinned_info
-    from services.models.quantization import check_quantization
-    from services.models.replaced import resolve_replaced
-
-    folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
-    check_quantization(settings.quantization, model, folder)
-    choose_length(pinned_info(model, folder, settings.cache_dir).max_model_len, settings.max_model_len)
-    return str(SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config))
-
-
-def _has_chat(model: str, settings: Settings, say: Progress) -> bool:
-    """Whether the model has a chat template, its own or one of the settings."""
-    from actors.engine_build import replaced_of
-    from services.models.replaced import resolve_replaced
-    from services.text import ChatTemplate
-
-    return ChatTemplate.load(resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)) is not None
 
 
 @contextlib.asynccontextmanager

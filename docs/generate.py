@@ -35,9 +35,10 @@ the variable `ORCA_MAX_BATCH_SIZE=8`, or a line of a settings file. The first of
 A settings file is TOML (`.toml`) or YAML (`.yaml`, `.yml`). It contains names of flags without the leading dashes, with
 `-` or `_`: `max-batch-size: 8` in YAML, `max_batch_size = 8` in TOML. If a setting is unknown, out of range or
 contradicts another, or if what it names on this machine is absent or broken (a chat template, a tokenizer's folder, a
-driver for GPUs), `orca serve` prints one line that names it and ends with status 2. Everything else ends with status
-1: a model that cannot be served, a setting that does not fit the model (another quantization method, a longer
-`max_model_len`, a tokenizer with too many ids), a port in use, a hub or a pool that does not answer.
+driver for GPUs, a part of the model), or does not fit the model (another quantization method, a longer `max_model_len`,
+a tokenizer with too many ids, a parser of other calls), `orca serve` prints one line that names it and ends with status
+2. Everything else ends with status 1: a model that its engine refuses when it loads it, a port in use, a hub or a pool
+that does not answer.
 
 `orca chat`, `orca status` and `orca top` ask the server of `--url`, else the one at `host` and `port` if a variable or
 file sets these, else the only one that runs on `data_dir`. If several run there, they name them and ask for `--url`.

@@ -19,6 +19,10 @@ class ModelError(OrcaError):
     """The model cannot be found, converted or served. The message says which part of it, and why."""
 
 
+class HubUnavailable(ModelError):
+    """The hub does not answer, and the model is not on this machine. It may answer later."""
+
+
 class OtherWeights(ModelError):
     """The model's files are not those that the server was started with. Streams must not continue with them."""
 

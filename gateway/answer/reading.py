@@ -40,9 +40,7 @@ class ModelReading:
     def __init__(self, tokenizer: Tokenizer, settings: Settings) -> None:
         """Raises ModelError for a parser that does not read the calls that the model is asked for."""
         self._tokenizer = tokenizer
-        if not tokenizer.template_knows_tools and settings.tool_call_parser not in (AUTO, NONE, *READ_FALLBACK):
-            text = f"tool_call_parser={settings.tool_call_parser}: the model's chat template does not know tools, and"
-            raise ModelError(f"{text} the server describes calls in the syntax that '{FALLBACK}' reads")
+        check_tool_parser(settings.tool_call_parser, tokenizer.template_knows_tools)
         self.tool_parser = _chosen(settings.tool_call_parser, tool_family(tokenizer))
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
 
@@ -58,6 +56,13 @@ class ModelReading:
         marks = marks_of(tool, reasoning)
         spelled = any(is_special(mark, self._tokenizer.tables) for mark in marks)
         return Reading(tool, reasoning, bool(thinking), use.parallel, spelled)
+
+
+def check_tool_parser(setting: str, template_knows_tools: bool) -> None:
+    """Raise ModelError if the parser of the setting does not read the calls that the model is asked for."""
+    if not template_knows_tools and setting not in (AUTO, NONE, *READ_FALLBACK):
+        text = f"tool_call_parser={setting}: the model's chat template does not know tools, and the server describes"
+        raise ModelError(f"{text} calls in the syntax that '{FALLBACK}' reads; leave it out, or set it to auto")
 
 
 def _chosen(setting: str, family: str) -> str:

@@ -39,7 +39,7 @@ def cached(folder: Path, build: Callable[[Path, Path], None], progress: Progress
             if not folder.is_dir():
                 _build(folder, build)
     except OSError as error:
-        raise ModelError(f"the model cache cannot be written: {error}") from error
+        raise ModelError(f"cache_dir: the model cache cannot be written: {error}; name a folder that can be") from error
     return folder
 
 

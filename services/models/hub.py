@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.errors import ModelError
+from services.errors import HubUnavailable, ModelError
 from services.models.cache import Progress, place
 from services.models.local import from_folder
 from services.models.weights_files import SAFETENSORS, chosen
@@ -29,7 +29,7 @@ def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str
     With `tokenizer`, only the text files are fetched.
 
     The files are in the hub's own cache (`HF_HOME`); our cache holds a link with the name of the model. Raises
-    ModelError if the hub has no such model, or if it does not answer and nothing was fetched before.
+    ModelError if the hub has no such model, HubUnavailable if it does not answer and nothing was fetched before.
     """
     link = _link(repo, cache_dir, revision, tokenizer)
     if not (_COMMIT.fullmatch(revision) and link.is_dir()):
@@ -38,7 +38,7 @@ def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str
         except ConnectionError as error:
             found = _fetched(repo, revision) or (link.resolve() if link.is_dir() else None)
             if found is None:
-                raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
+                raise HubUnavailable(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
             progress(f"the hub does not answer; {repo} is served as it was fetched last")
             snapshot = found
         for each in {link, _link(repo, cache_dir, snapshot.name, tokenizer)}:

@@ -15,6 +15,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):

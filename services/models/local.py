@@ -34,6 +34,7 @@ def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
     Raises ModelError, which names what is missing.
     """
     folder = Path(os.path.abspath(folder))  # unlike `resolve`, this keeps the name of a link
+    check_links(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no transformers model: it has no config.json{_instead(folder)}")
     weights = weights_files(folder)
@@ -45,6 +46,14 @@ def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
     identity = "\n".join(_stamp(file) for file in sorted(folder.iterdir()) if file.is_file())
     identity += f"\ntransformers {version('transformers')}"
     return _converted(folder, f"folder {identity}", folder.name, cache_dir, progress)
+
+
+def check_links(folder: Path) -> None:
+    """Raise ModelError if a file in `folder` is a link to nothing, as in a snapshot of the hub's cache of which a part
+    was removed."""
+    for file in sorted(folder.iterdir()):
+        if file.is_symlink() and not file.exists():
+            raise ModelError(f"{file} is a link to {os.readlink(file)}, which is absent; copy or download it again")
 
 
 def check_model_type(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cli import main as orca
 from cli.arguments import Parser, parse_serve
 from cli.port_claim import own_url
-from cli.serve import _check_port, _check_replicas, _sampling_defaults
+from cli.serve import _check_port, _check_replicas
 from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
@@ -272,13 +272,3 @@ def test_replicas_are_waited_for_only_where_there_may_be_some() -> None:
     _check_replicas(Settings(wait_replicas=1, redis_url="redis://h"))
     with pytest.raises(SettingsError, match="wait_replicas=2: the pool's server that Orca starts has no replicas"):
         _check_replicas(Settings(wait_replicas=2))
-
-
-def test_a_context_longer_than_the_model_s_is_refused_before_ray_starts(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 2048, "vocab_size": 9}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
-    model, cache = f"{tmp_path}@0123", {"cache_dir": tmp_path / "cache"}
-    _sampling_defaults(model, Settings(max_model_len=2048, **cache), print)
-    with pytest.raises(SettingsError, match="max_model_len=100000 is over the model's 2048"):
-        _sampling_defaults(model, Settings(max_model_len=100_000, **cache), print)

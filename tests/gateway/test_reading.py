@@ -128,6 +128,8 @@ async def test_marks_that_are_special_tokens_are_spelled(folder: Path, tmp_path:
     eos = tokenizer["added_tokens"][0]
     tokenizer["added_tokens"] += [eos | {"id": 274, "content": "</think>"}]
     (special / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((special / "config.json").read_text())
+    (special / "config.json").write_text(json.dumps(config | {"vocab_size": 275}))
     for place, skip in ((special, False), (folder, True)):
         made = await asked(validator(place))
         assert made.plan.skip_special_tokens is skip

@@ -1,0 +1,54 @@
+"""Prepared: what `orca serve` finds out about its model before Ray starts, so that a wrong one is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.errors import HubUnavailable, ModelError, SettingsError, UsageError
+from services.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`model` is pinned. `defaults`: its sampling defaults in one line, empty if it has none. `has_chat`: whether it
+    has a chat template, its own or one of the settings."""
+
+    model: str
+    defaults: str
+    has_chat: bool
+
+    @classmethod
+    def of(cls, settings: Settings, say: Callable[[str], None]) -> Prepared:
+        """Fetch or convert the model of these settings, and check what they ask of it.
+
+        Raises UsageError for a model that cannot be served so, and HubUnavailable if the hub does not answer.
+        """
+        try:
+            return cls._of(settings, say)
+        except HubUnavailable:
+            raise
+        except (ModelError, SettingsError) as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            raise UsageError(f"model={settings.model!r} cannot be read: {error}") from error
+
+    @classmethod
+    def _of(cls, settings: Settings, say: Callable[[str], None]) -> Prepared:
+        from actors.engine_build import replaced_of
+        from gateway.answer.reading import check_tool_parser
+        from services.models.generation import SamplingDefaults
+        from services.models.info import choose_length
+        from services.models.pin import pin, pinned_info
+        from services.models.quantization import check_quantization
+        from services.models.replaced import resolve_replaced
+        from services.text import ChatTemplate
+
+        model = pin(settings.model, settings.cache_dir, say)
+        folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
+        check_quantization(settings.quantization, model, folder)
+        choose_length(pinned_info(model, folder, settings.cache_dir).max_model_len, settings.max_model_len)
+        defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
+        template = ChatTemplate.load(folder)
+        check_tool_parser(settings.tool_call_parser, template is not None and template.uses_tools)
+        return cls(model, str(defaults), template is not None)
