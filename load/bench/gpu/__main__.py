@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from load.bench.engine.rates import rates_table
 from load.bench.engine.sampling import measure_sampling, sampling_table
 from load.bench.engine.shares import measure_shares, shares_table
@@ -29,7 +31,6 @@ from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
 from load.bench.gpu.iterations import graphs, increments, initiations, mixed
-from load.bench.gpu.kernels import bits, kernels, speed
 from load.bench.gpu.outliving import outlives
 from load.options import add_numerics
 from load.options import parser as part_parser
@@ -83,9 +84,21 @@ def shares(bench: Bench) -> PartResult:
     return PartResult(shares_table(found), asdict(found))
 
 
+def alone(part: str) -> Callable[[Bench], PartResult]:
+    """A part of `kernels`, which imports Triton. Not every machine has it."""
+
+    def run_part(bench: Bench) -> PartResult:
+        from load.bench.gpu import kernels
+
+        found: PartResult = getattr(kernels, part)(bench)
+        return found
+
+    return run_part
+
+
 PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
-    "kernels": (kernels, "errors of products and attention against float64"),
-    "bits": (bits, "hashes of their bits, and what is refused because it has others"),
+    "kernels": (alone("kernels"), "errors of products and attention against float64"),
+    "bits": (alone("bits"), "hashes of their bits, and what is refused because it has others"),
     "models": (models, "tiny models of all families, by the tests of a GPU"),
     "rates": (rates, "what the machine reaches, which the floors are computed from"),
     "increments": (increments, "increment iterations compared with the floor"),
@@ -93,7 +106,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "mixed": (mixed, "iterations of both kinds compared with both run apart"),
     "graphs": (graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
-    "speed": (speed, "each product, as the engine computes it and the library"),
+    "speed": (alone("speed"), "each product, as the engine computes it and the library"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
     "section-6.1": (section_6_1, "the paper's figure 9: the engine alone"),
     "generate": (generate, "transformers' generate and continuous batching, compared with ours"),
@@ -135,7 +148,8 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
 
 def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
     """Run `parts` in this order and print each as soon as it is measured; returns as `main` does."""
-    versions = " ".join(f"{name}-{version(name)}" for name in ("torch", "transformers", "triton"))
+    versions = " ".join(f"{name}-{version(name)}" for name in ("torch", "transformers"))
+    versions += f" CUDA-{torch.version.cuda}"
     described = f"{machine()}; {bench.device_name}; {bench.name}, {bench.dtype}, random weights; {versions}"
     print(described, flush=True)
     found: dict[str, Any] = {"machine": described, "model": bench.name, "parts": {}, "failed": {}}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -88,7 +89,8 @@ def bits(bench: Bench) -> PartResult:
 
 def speed(bench: Bench) -> PartResult:
     """The time of each product as the engine computes it, and of the library's, compared with the floor."""
-    found, rates = [], bench.rates
+    found: list[dict[str, Any]] = []
+    rates = bench.rates
     with torch.inference_mode():
         for product in _products(bench):
             size = product.inputs * product.outputs * bench.dtype.itemsize
