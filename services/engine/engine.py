@@ -85,7 +85,6 @@ class Engine:
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
         devices.set_threads(settings)
-        devices.use_whole_numbers()
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)

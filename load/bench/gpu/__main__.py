@@ -5,13 +5,22 @@ It needs no Ray, Redis, pydantic or network. See docs/performance.md.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
+import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from load.bench.engine.rates import rates_table
 from load.bench.engine.sampling import measure_sampling, sampling_table
@@ -27,6 +36,27 @@ from load.options import add_numerics
 from load.options import parser as part_parser
 from load.report import machine, table
 from services.engine.settings import EngineSettings
+
+LIMIT = 150.0  # seconds of a part
+UNLIMITED = ("section-6.1", "generate", "section-6.2")  # measure for as long as the run may take
+STDERR = 2  # the descriptor
+GRACE = 30.0  # seconds after the run's end in which a part may end
+TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py")
+
+
+def models(bench: Bench) -> PartResult:
+    """Tiny models of all families: tokens against `generate`, and bits, by the tests of a GPU. They are processes of
+    their own, so that a fault there costs nothing here."""
+    bench.release()
+    tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
+    told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
+    ran = subprocess.run([sys.executable, "-m", "pytest", *told, *tests], capture_output=True, text=True)
+    outcomes = [line for line in ran.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))]
+    if ran.returncode:
+        others = [line for line in outcomes if not line.startswith("PASSED")]
+        counted = f"{len(outcomes) - len(others)} tests passed, pytest ended with {ran.returncode}"
+        raise RuntimeError("\n".join([counted, *(others or [ran.stderr[-2000:]])]))
+    return PartResult("\n".join(f"- {line}" for line in outcomes), outcomes)
 
 
 def rates(bench: Bench) -> PartResult:
@@ -54,14 +84,30 @@ def shares(bench: Bench) -> PartResult:
     return PartResult(shares_table(found), asdict(found))
 
 
+def alone(part: str) -> Callable[[Bench], PartResult]:
+    """A part of `kernels`, which imports Triton. Not every machine has it."""
+
+    def run_part(bench: Bench) -> PartResult:
+        from load.bench.gpu import kernels
+
+        found: PartResult = getattr(kernels, part)(bench)
+        return found
+
+    return run_part
+
+
 PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
-    "outliving": (outliving, "whether the memory of a process outlives it"),
+    "kernels": (alone("kernels"), "errors of products and attention against float64"),
+    "bits": (alone("bits"), "hashes of their bits, and what is refused because it has others"),
+    "models": (models, "tiny models of all families, by the tests of a GPU"),
     "rates": (rates, "what the machine reaches, which the floors are computed from"),
     "increments": (increments, "increment iterations compared with the floor"),
     "initiations": (initiations, "initiation iterations compared with the floor"),
     "mixed": (mixed, "iterations of both kinds compared with both run apart"),
     "graphs": (graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
+    "speed": (alone("speed"), "each product, as the engine computes it and the library"),
+    "outliving": (outliving, "whether the memory of a process outlives it"),
     "section-6.1": (section_6_1, "the paper's figure 9: the engine alone"),
     "generate": (generate, "transformers' generate and continuous batching, compared with ours"),
     "section-6.2": (section_6_2, "the paper's figure 10: both policies in real time, in the time left"),
@@ -83,7 +129,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
         "--minutes", type=float, default=7.5, help="no measurement begins after this time (default 7.5)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write what was measured to this file, after each part"
+        "--results", type=Path, metavar="FOLDER", help="write DATE-CARD-MODEL.json and .md there, after each part"
     )
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw figures 9 and 10 (PNG)")
     given = parser.parse_args(arguments)
@@ -97,38 +143,59 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
         max_model_len=configuration.max_model_len,
     )
     bench = Bench(given.model, configuration, settings, budget, given.plots, scale)
-    return run(bench, given.part or DEFAULT, given.json)
+    return run(bench, given.part or DEFAULT, given.results)
 
 
 def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
     """Run `parts` in this order and print each as soon as it is measured; returns as `main` does."""
-    engine = bench.engine
-    figures = engine.figures
-    kept = figures.num_blocks * figures.block_size
-    described = f"{machine()}; {bench.device_name}; {figures.model}, {figures.numerics}"
-    print(f"{described}; random weights; keys and values of {kept:,} tokens", flush=True)
-    del engine  # so that `release` can free its memory
-    found: dict[str, Any] = {"machine": described, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
+    versions = " ".join(f"{name}-{version(name)}" for name in ("torch", "transformers"))
+    versions += f" CUDA-{torch.version.cuda}"
+    described = f"{machine()}; {bench.device_name}; {bench.name}, {bench.dtype}, random weights; {versions}"
+    print(described, flush=True)
+    found: dict[str, Any] = {"machine": described, "model": bench.name, "parts": {}, "failed": {}}
+    texts = [f"# {described}"]
+    name = f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
     for part in parts:
-        print(f"\n## {bench.name}: {part}\n", flush=True)
         began = time.perf_counter()
-        if bench.budget.spent:
-            print("Left out: the time is spent.", flush=True)
-            found["failed"][part] = "the time is spent"
-            continue
         try:
-            of_part = PARTS[part][0](bench)
+            if bench.budget.spent:
+                raise TimeoutError("the time is spent")
+            with _limit(bench.budget.left + GRACE if part in UNLIMITED else min(LIMIT, bench.budget.left + GRACE)):
+                of_part = PARTS[part][0](bench)
         except Exception as error:  # other parts must run
             traceback.print_exc()
             found["failed"][part] = f"{type(error).__name__}: {error}"
-            print(f"Failed: {found['failed'][part]}", flush=True)
+            text = f"Failed: {found['failed'][part]}"
         else:
             found["parts"][part] = of_part.data
-            print(of_part.text)
-        print(f"\n{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left", flush=True)
+            text = of_part.text
+        spent = f"{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left"
+        texts.append(f"## {bench.name}: {part}\n\n{text}\n\n{spent}")
+        print(f"\n{texts[-1]}", flush=True)
+        found["engine"] = bench.loaded
         if to:
-            to.write_text(json.dumps(found, indent=1) + "\n")
+            to.mkdir(parents=True, exist_ok=True)
+            (to / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (to / f"{name}.md").write_text("\n\n".join(texts) + "\n")
     return 1 if found["failed"] else 0
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError within if it takes longer. A wait for the device hears no signal: then the process ends."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, outer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 if __name__ == "__main__":

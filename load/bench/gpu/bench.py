@@ -117,6 +117,14 @@ class Bench:
         return self._engine
 
     @property
+    def loaded(self) -> str:
+        """The numerics of the engine and how many tokens it keeps; empty while there is none."""
+        if self._engine is None:
+            return ""
+        figures = self._engine.figures
+        return f"{figures.numerics}; keys and values of {figures.num_blocks * figures.block_size:,} tokens"
+
+    @property
     def shape(self) -> ModelShape:
         if self._shape is None:
             self._shape = ModelShape.of(self.config, self.dtype.itemsize, self.dtype)

@@ -73,12 +73,6 @@ def open_device(device: torch.device) -> None:
         )
 
 
-def use_whole_numbers() -> None:
-    """Forbid TF32, which drops 13 bits of float32: cuDNN's convolutions use it by default."""
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
 def set_threads(settings: EngineSettings) -> None:
     """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may use all
     the time (see `usable_cores`), shared by all ranks."""

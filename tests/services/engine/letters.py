@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 from services.engine.sampling.grammars import GrammarCompiler
-from services.grammar import Grammars
 from services.text import TextTables
+
+if TYPE_CHECKING:
+    from services.grammar import Grammars
 
 EOS_ID = 5
 
 
 @functools.cache
 def letters(vocab: int) -> GrammarCompiler:
-    """The compiler of a vocabulary whose token `EOS_ID` is EOS."""
+    """The compiler of a vocabulary whose token `EOS_ID` is EOS. It needs llguidance once it is used."""
+
+    def load() -> Grammars:
+        from services.grammar import Grammars
+
+        return Grammars(tables, vocab, [EOS_ID])
+
     spelled = [bytes([97 + id % 26]) * (1 + id // 26) for id in range(vocab)]
     tables = TextTables(spelled, frozenset({EOS_ID}), TextTables(spelled, frozenset()))
-    return GrammarCompiler(lambda: Grammars(tables, vocab, [EOS_ID]), vocab)
+    return GrammarCompiler(load, vocab)

@@ -32,11 +32,14 @@ MIX: list[dict[str, Any]] = [
 ]
 
 
-def mixed(count: int, vocab: int) -> list[RequestState]:
-    """Requests of all kinds, in turn, ready to be sampled; of a vocabulary of 50 at least."""
+WITHOUT_GRAMMARS = [kind for kind in MIX if "grammar" not in kind]
+
+
+def mixed(count: int, vocab: int, kinds: list[dict[str, Any]] = MIX) -> list[RequestState]:
+    """Requests of these kinds, in turn, ready to be sampled; of a vocabulary of 50 at least."""
     rows = []
     for i in range(count):
-        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})
+        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **kinds[i % len(kinds)]})
         rows.append(RequestState(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
         Sampler(EOS, vocab, None, letters(vocab))._adjust(rows[-1])
     return rows

@@ -13,7 +13,7 @@ import torch
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.request_state import RequestState
 from services.engine.families.spec import DecoderSpec
 from services.requests import SamplingParams
@@ -39,23 +39,26 @@ class AttentionBits:
         split = self.tiles.split
         return [1, self.tiles.keys + 1, split, split + 1, SPLITS * split - 24]
 
-    def run(self, tiles: Tiles, partial_rows: int) -> torch.Tensor:
-        """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of
-        several merges them."""
+    def drawn(self) -> tuple[FlatBatch, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The requests, and random qkv [requests, ...], keys and values; a request's blocks follow one another."""
         part, drawn, states, first = self.part, torch.Generator().manual_seed(1), [], 0
         for length in self.lengths():
             blocks = -(-length // BLOCK_SIZE)
             state = RequestState("bits", [0] * length, length, SamplingParams(1), length - 1)
             state.blocks = array("i", range(first, first := first + blocks))
             states.append((state, 1))
-        batch = pack(states, BLOCK_SIZE)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=drawn).to(self.device, self.dtype)
 
         qkv = random(len(states), (part.heads + 2 * part.kv_heads) * part.head_dim)
         keys = random(first, part.kv_heads, part.head_dim, BLOCK_SIZE)
-        values = random(first, part.kv_heads, BLOCK_SIZE, part.head_dim)
+        return pack(states, BLOCK_SIZE), qkv, keys, random(first, part.kv_heads, BLOCK_SIZE, part.head_dim)
+
+    def run(self, tiles: Tiles, partial_rows: int) -> torch.Tensor:
+        """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of
+        several merges them."""
+        part, (batch, qkv, keys, values) = self.part, self.drawn()
         items = plan(batch, part.group, part.kv_heads, tiles, self.programs, partial_rows)
         partials = Partials.make(max(1, partial_rows), part.kv_heads, part.head_dim, self.device)
         work = send(batch, items, self.device).work

@@ -60,7 +60,7 @@ class CudaLayers:
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = _programs(setup.device), PARTIAL_SPLITS * part.group
+        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.group
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -181,7 +181,7 @@ def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def _programs(device: torch.device) -> int:
+def programs_of(device: torch.device) -> int:
     """How many programs attention has: as many as run at once. The interpreter runs one after another."""
     if device.type == "cpu":
         return 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from load.bench.engine import sampling
 from load.bench.gpu import __main__ as gpu_bench
-from load.bench.gpu.bench import Budget, GpuScale
+from load.bench.gpu.bench import Budget, GpuScale, PartResult
 from load.trace import Request
 from load.workloads import paper_lengths, sized
 
@@ -40,10 +41,21 @@ SHORT = GpuScale(
 
 def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[str, Any]]:
     """Run these parts; returns the exit status and the JSON that was written."""
-    out = folder / "out.json"
     asked = [argument for part in parts for argument in ("--part", part)]
-    told = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--minutes", str(minutes), "--json", str(out)]
+    told = [
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--minutes",
+        str(minutes),
+        "--results",
+        str(folder),
+    ]
     status = gpu_bench.main([*told, "--plots", str(folder), *asked], SHORT)
+    (out,) = folder.glob("*-cpu-tiny.json")
     return status, json.loads(out.read_text())
 
 
@@ -124,7 +136,7 @@ def test_a_part_that_fails_costs_no_other_part(
 
 def test_no_part_begins_when_the_time_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_bench.main(["--model", "tiny", "--device", "cpu", "--minutes", "0", "--part", "rates"]) == 1
-    assert "Left out: the time is spent." in capsys.readouterr().out
+    assert "Failed: TimeoutError: the time is spent" in capsys.readouterr().out
 
 
 def test_a_budget_is_shared_and_spent() -> None:
@@ -134,3 +146,15 @@ def test_a_budget_is_shared_and_spent() -> None:
     assert (budget.left, budget.share(2), budget.spent) == (4.0, 2.0, False)
     now[0] = 17.0
     assert (budget.left, budget.spent) == (0.0, True)
+
+
+def test_a_part_that_takes_too_long_costs_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(bench: object) -> Any:
+        time.sleep(60.0)
+
+    monkeypatch.setattr(gpu_bench, "LIMIT", 0.5)
+    monkeypatch.setitem(gpu_bench.PARTS, "mixed", (waits, ""))
+    monkeypatch.setitem(gpu_bench.PARTS, "rates", (lambda bench: PartResult("", 1), ""))
+    status, found = bench(tmp_path, "mixed", "rates")
+    assert (status, list(found["failed"]), found["parts"]) == (1, ["mixed"], {"rates": 1})
+    assert found["failed"]["mixed"].startswith("TimeoutError: not done after")

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "decoder", "ranks")]
+CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "decoder", "ranks", "bench")]
 
 
 @pytest.mark.parametrize("marked", ["not chaos", pytest.param("chaos", marks=pytest.mark.chaos)])
