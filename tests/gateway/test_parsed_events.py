@@ -195,7 +195,7 @@ def test_the_order_is_openai_s(tokenizer: Tokenizer, life: ParsedLife) -> None:
             assert said[FIELDS[kind]] == part[FIELDS[kind]]
     reason, made = life.reason(tokenizer), last.said["response"]
     if items and items[-1]["type"] == "function_call":  # a stop string ended it, so its arguments say if it is whole
-        ended = is_json(items[-1]["arguments"]) or (reason is FinishReason.STOP and not life.stopped(tokenizer))
+        ended = is_json(items[-1]["arguments"]) or (reason is FinishReason.STOP and life.life is None)
     else:
         ended = reason is FinishReason.STOP
     if reason is FinishReason.ERROR and done < len(items):

@@ -222,7 +222,7 @@ async def test_a_counter_grows_by_finite_numbers_only(server_pools):
 
 async def test_the_figures_are_those_of_the_largest_living_engine(pool):
     small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
-    bigger = FIGURES.__class__("tiny", 128, 65, 16, 1000, "float32/cpu")
+    bigger = FIGURES.__class__("tiny", 1000, 65, 16, 1000, "float32/cpu")
     await large.exchange(figures=bigger)
     await small.exchange(figures=FIGURES)
     assert (await pool.overview()).figures == bigger
