@@ -129,7 +129,7 @@ def test_a_published_file_continues_as_in_llama_cpp() -> None:
     assert engine.decoder.as_stored
     assert all(engine.decoder.as_stored.values())
     jobs = [
-        Job(f"{i}/0", prompt, SamplingParams(max_new_tokens=len(expected)))
+        Job(f"{i}/0", prompt, SamplingParams(max_new_tokens=len(expected), temperature=0.0))
         for i, (prompt, expected) in enumerate(LLAMA_CPP.values())
     ]
     assert [job.output for job in Driver(engine).run(jobs)] == [expected for _, expected in LLAMA_CPP.values()]
