@@ -17,6 +17,7 @@
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
 # make schemas    download the documents of others that some tests compare with, into .schemas
+# make gguf       download a published GGUF file that a test compares with llama.cpp, into .gguf (240 MB)
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
@@ -30,7 +31,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
-	image cluster-test simulate schemas clean
+	image cluster-test simulate schemas gguf clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -118,6 +119,9 @@ simulate: .venv/bench
 schemas:
 	$(PYTHON) tests/schemas.py
 
+gguf:
+	$(PYTHON) tests/real_gguf.py
+
 .venv/python:
 	$(PYTHON) -m venv .venv
 	@touch $@
@@ -139,4 +143,4 @@ schemas:
 	@touch .venv/serve $@
 
 clean:
-	rm -rf .venv .lowest .clients .tools .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .lowest .clients .tools .schemas .gguf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -26,7 +26,8 @@ FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 # settings whose value is not repeated in any message
 SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
+# variables with our prefix: the folder of the tests' schemas, and a GGUF file that they read
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF"})
 
 
 class Settings(

@@ -1,4 +1,4 @@
-"""Whole GGUF files of several families, whose products have all types: as stored they give the bits of widened ones."""
+"""Whole GGUF files: tiny ones of several families, whose products have all types, and a published one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,84 @@ import shutil
 from pathlib import Path
 
 import pytest
-from driver import outcome_in_any_batch
+from driver import Driver, Job, outcome_in_any_batch
 from family_check import check_family
 from gguf_files import write_gguf
+from real_gguf import real_gguf
 from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.files import user_cache
+from services.models import resolve
 from services.models.converter import convert_gguf
+from services.requests import SamplingParams
+from services.text import Tokenizer
 
 TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "Q5_0", "Q3_K", "Q2_K", "IQ4_XS", "IQ4_NL", "BF16", "Q4_0", "Q5_1")
+# what llama.cpp b9190 makes of the published file: a prompt's ids, and the greedy tokens up to the first one whose log
+# probability is less than 0.1 above the next: llama.cpp rounds the inputs of products to 8 bits and may take the other
+LLAMA_CPP = {
+    "The capital of France is": (
+        [2, 818, 5279, 529, 7001, 563],
+        [506, 5279, 529, 506, 2891, 529, 7001, 236761, 1030, 563, 506],
+    ),
+    "def fibonacci(n):\n": (
+        [2, 2063, 10779, 78113, 236769, 236749, 1473, 107],
+        [
+            140,
+            584,
+            538,
+            1251,
+            236743,
+            236771,
+            236787,
+            107,
+            144,
+            2060,
+            236743,
+            236771,
+            107,
+            140,
+            36208,
+            538,
+            1251,
+            236743,
+            236770,
+            236787,
+        ],
+    ),
+    "Water boils at": (
+        [2, 17390, 104264, 657],
+        [
+            236743,
+            236770,
+            236771,
+            236771,
+            10674,
+            57356,
+            236761,
+            108,
+            17390,
+            104264,
+            657,
+            236743,
+            236770,
+            236771,
+            236771,
+            10674,
+            57356,
+            236761,
+            108,
+            17390,
+        ],
+    ),
+    "The three primary colors are": (
+        [2, 818, 1806, 5905, 7913, 659],
+        [2604, 236764, 3730, 236764, 532, 7070, 236761, 108, 818],
+    ),
+}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
@@ -51,3 +118,18 @@ def test_a_file_of_layers_with_a_state(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     convert_gguf(write_gguf(original, tmp_path / "model.gguf"), tmp_path / "folder", tmp_path)
     check_family(tmp_path / "folder", reference=original)
+
+
+def test_a_published_file_continues_as_in_llama_cpp() -> None:
+    """K-quants of another family than the default model's, with SentencePiece and windows of attention."""
+    folder = resolve(str(real_gguf()), user_cache())
+    tokenizer = Tokenizer.load(folder)
+    assert [tokenizer.encode(text) for text in LLAMA_CPP] == [prompt for prompt, _ in LLAMA_CPP.values()]
+    engine = Engine.load(folder, EngineSettings("cpu", "float32", "auto", block_size=16, kv_blocks=100, threads=2))
+    assert engine.decoder.as_stored
+    assert all(engine.decoder.as_stored.values())
+    jobs = [
+        Job(f"{i}/0", prompt, SamplingParams(max_new_tokens=len(expected), temperature=0.0))
+        for i, (prompt, expected) in enumerate(LLAMA_CPP.values())
+    ]
+    assert [job.output for job in Driver(engine).run(jobs)] == [expected for _, expected in LLAMA_CPP.values()]

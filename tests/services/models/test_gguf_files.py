@@ -20,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.engine.families.tensors import Checkpoint
 from services.errors import ModelError
+from services.models import ModelInfo, resolve
 from services.models.blocks import KINDS
 from services.models.contents import BLOCKS
 from services.models.converter import convert_gguf, main
@@ -216,3 +217,25 @@ def test_text_is_split_as_the_vocabulary_was_trained(splitter: str, pieces: list
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]).startswith(
         "<|im_start|>user\nhi<|im_end|>"
     )
+
+
+def test_a_file_that_names_no_end_has_none(tmp_path: Path) -> None:
+    """Token 2 ends an answer by the class of Llama's config, not by the file."""
+    original = make_tiny_model(tmp_path / "llama", "llama", 300)
+    for file in original.glob("*.jinja"):
+        file.unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (original / name).read_text().replace("<|im_end|>", "<|one|>").replace("</s>", "<|two|>")
+        (original / name).write_text(text.replace("eos_token", "other_token"))
+    folder = converted(write_gguf(original, tmp_path / "a.gguf"), tmp_path / "a")
+    assert AutoConfig.for_model("llama").eos_token_id == 2
+    assert ModelInfo.load(folder).eos_token_ids == frozenset()
+
+
+def test_a_file_that_does_not_say_how_text_is_split_is_served_with_a_warning_at_each_start(tmp_path: Path) -> None:
+    file = write_gguf(make_tiny_model(tmp_path / "llama", "llama", 300), tmp_path / "a.gguf", splitter="")
+    starts: list[list[str]] = [[], []]
+    for lines in starts:
+        resolve(str(file), tmp_path / "cache", lines.append)
+    assert starts[0][-1:] == starts[1]
+    assert starts[1][0].startswith("warning: a.gguf: the file does not say how its vocabulary splits text")
