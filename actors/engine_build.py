@@ -19,6 +19,7 @@ SOURCES = (
     "services/models",
     "services/text/plain_encoder.py",
     "services/text/token_bytes.py",
+    "services/text/tokenizer_config.py",
     "services/background.py",
     "services/child_environment.py",
     "services/errors.py",

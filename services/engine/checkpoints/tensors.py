@@ -18,6 +18,7 @@ from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
 
+SAYS_SHAPE = ("weight_shape", "quant_state.bitsandbytes__nf4")  # parts with the shape of the numbers in their content
 MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")  # of the methods; numbers have none
 
 
@@ -157,14 +158,16 @@ class QuantizedCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, or of the numbers that a quantized weight stands for. Of weights whose parts have the
-        same shapes, one is read."""
+        same shapes, and say the same of theirs, one is read."""
         if name in self._experts:
             singles = self._experts[name]
             return len(singles), *reversed(self.shape(singles[0]))
         if name not in self._modules:
             return self._stored.shape(name)
         module = self._modules[name]
-        kind = tuple((part, module.shape(part[1:])) for part in self._ends if part[1:] in module)
+        parts = [part[1:] for part in self._ends if part[1:] in module]
+        said = [bytes(module.tensor(part).view(torch.uint8).tolist()) for part in parts if part.endswith(SAYS_SHAPE)]
+        kind = *((part, module.shape(part)) for part in parts), *said
         if kind not in self._shapes:
             self._shapes[kind] = tuple(self._whole(name).shape)
         return self._shapes[kind]

@@ -40,7 +40,7 @@ def load_whole_config(folder: Path) -> Any:
             f"{folder} is a {whole.model_type} model ({', '.join(whole.architectures or ['no architecture named'])}), "
             "which transformers has not as a causal language model; name a folder with a model of text alone"
         )
-    if "sliding_window" not in type(config).__dataclass_fields__:  # left over from another type: its layers have none
+    if "sliding_window" not in vars(type(config)()):  # left over from another type: its layers have none
         config.__dict__.pop("sliding_window", None)
     if format_of(folder):  # raises for a method that is not served
         if config.model_type in INPUTS_FIRST:

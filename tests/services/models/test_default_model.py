@@ -34,7 +34,7 @@ def test_its_info(default_model: Path) -> None:
     info = ModelInfo.load(default_model)
     assert info.name == "SmolLM2-135M-Instruct"
     assert (info.architecture, info.max_model_len, info.vocab_size) == ("LlamaForCausalLM", 8192, 49152)
-    assert info.eos_token_ids == {2}
+    assert info.eos_token_ids == {0, 2, 4}  # <|endoftext|>, <|im_end|>, <reponame>: those that end a text in llama.cpp
     assert json.loads((default_model / "config.json").read_text())["dtype"] == "bfloat16"
 
 

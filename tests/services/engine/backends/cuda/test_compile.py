@@ -163,6 +163,7 @@ SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
 
 def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
     """Each tile of products, its resources, and its instructions that multiply matrices."""
+    product._multiply.kernel.device_caches.clear()  # kernels for another capability
     found = []
     for tile in dict.fromkeys((product.ANCHOR, *(tile for _, _, tile in product.TILES))):
         made.clear()
