@@ -138,11 +138,12 @@ class Mixtral(Experts):
     @classmethod
     def published(cls, name: str) -> str:
         """See DecoderWeights."""
-        layer, found, expert = name.partition(".mlp.experts.")
-        number, _, part = expert.partition(".")
-        for own, theirs in zip(cls.gate_up_down, Experts.gate_up_down, strict=True):
-            if found and part == f"{theirs}.weight":
-                return f"{layer}.{cls.block}.experts.{number}.{own}.weight"
+        for block in (Experts.block, cls.block):
+            layer, found, expert = name.partition(f".{block}.experts.")
+            number, _, part = expert.partition(".")
+            for own, theirs in zip(cls.gate_up_down, Experts.gate_up_down, strict=True):
+                if found and part == f"{theirs}.weight":
+                    return f"{layer}.{cls.block}.experts.{number}.{own}.weight"
         return name
 
     @staticmethod
