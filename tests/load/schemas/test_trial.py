@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import multiprocessing
+import resource
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ def test_a_trial_that_crashes_or_takes_too_long_has_failed(
     monkeypatch.setattr(
         trial, "CONTEXT", multiprocessing.get_context("fork")
     )  # so that the process knows these libraries
+    monkeypatch.setattr(trial, "MEMORY", resource.RLIM_INFINITY)  # the memory of this process counts in a fork of it
     cases = [Case("", {"type": "null"}, (Instance(None, True),))] * 2
     assert [done.failed for done in trial.run("llguidance", vocabulary, cases, 60)] == ["", ""]
     assert [done.failed for done in trial.run("endless", vocabulary, cases[:1], 0.05)] == ["too long"]
