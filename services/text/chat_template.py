@@ -40,6 +40,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             self._tool_template = environment.from_string(with_tools)
             self._writes_calls = "tool_calls" in source
+            sources = {self._template: source, self._tool_template: with_tools}
+            self._of_parts = {made for made, text in sources.items() if _reads_parts(environment.parse(text))}
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
@@ -86,12 +88,22 @@ class ChatTemplate:
         if not knows and (tools or any(map(has_calls, given))):
             given = with_tools_as_text(given, tools or ())
         if not continue_final_message:
-            return _render(template, given, variables)
+            return self._render(template, given, variables)
         content = given[-1].get("content")
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
         given[-1]["content"] = content + _MARK
-        return _open(_render(template, given, variables), content)
+        return _open(self._render(template, given, variables), content)
+
+    def _render(self, template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if template in self._of_parts:
+            messages = [_with_parts(message) for message in messages]
+        try:
+            return template.render({**variables, "messages": messages})
+        except _RefusedError as error:
+            raise ValueError(str(error)) from None
+        except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
+            raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
 
 
 def fault_of(source: str) -> str:
@@ -107,13 +119,25 @@ def _place(error: TemplateError) -> str:
     return f"line {error.lineno}: {error}" if isinstance(error, TemplateSyntaxError) else str(error)
 
 
-def _render(template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-    try:
-        return template.render({**variables, "messages": messages})
-    except _RefusedError as error:
-        raise ValueError(str(error)) from None
-    except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
-        raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether a template goes through the parts of contents and asks of none whether it is a text, as those of models
+    that read pictures do."""
+
+    def is_content(node: nodes.Node) -> bool:
+        while isinstance(node, nodes.Filter) and node.name in ("selectattr", "rejectattr") and node.node:
+            node = node.node
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return "content" in (getattr(node, "attr", ""), getattr(node, "name", ""))
+
+    asks = any(test.name == "string" for test in tree.find_all(nodes.Test))
+    return not asks and any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as the only part of its content."""
+    content = message.get("content")
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _open(text: str, content: str) -> str:
