@@ -37,9 +37,9 @@ class ChatTemplate:
         environment = _environment()
         with_tools = source if tool_source is None else tool_source
         try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(with_tools)
-            self._writes_calls = "tool_calls" in source
+            # with each, whether it writes calls of the history
+            self._template = environment.from_string(source), "tool_calls" in source
+            self._tool_template = environment.from_string(with_tools), "tool_calls" in with_tools
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
@@ -81,10 +81,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        template = self._tool_template if tools else self._template
-        knows = self.uses_tools if tools else self._writes_calls
-        if not knows and (tools or any(map(has_calls, given))):
-            given = with_tools_as_text(given, tools or ())
+        template, writes_calls = self._tool_template if tools else self._template
+        described = tools if tools and not self.uses_tools else ()
+        if described or (any(map(has_calls, given)) and not writes_calls):
+            given = with_tools_as_text(given, described)
         if not continue_final_message:
             return _render(template, given, variables)
         content = given[-1].get("content")
