@@ -118,6 +118,11 @@ class Choice:
         return self._parser is not None
 
     @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token id that ended the choice, vLLM's field; None for EOS and limits."""
+        return self._end.stop if self._end else None
+
+    @property
     def calls_tools(self) -> bool:
         """Whether the answer has ended with calls that the client is to run: it reached no limit, and none is cut."""
         end = self._end

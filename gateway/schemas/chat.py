@@ -225,6 +225,7 @@ class ChatChoice(TypedDict):
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
+    stop_reason: str | int | None  # vLLM's field
     token_ids: NotRequired[list[int]]
 
 
@@ -267,6 +268,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"] | None
+    stop_reason: NotRequired[str | int | None]  # in the last chunk of the choice
     token_ids: NotRequired[list[int]]
 
 

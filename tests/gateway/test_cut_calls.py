@@ -94,6 +94,15 @@ def test_of_a_chat(stack: Stack, client: openai.OpenAI, name: str) -> None:
     assert ([made.finish_reason], ends) == ([cut.chat], [cut.chat])
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_calls_end_in_the_same_way_however_they_were_chosen(client: openai.OpenAI, choice: Any) -> None:
+    body: Any = {"messages": [{"role": "user", "content": WRITE + CALL}], "tool_choice": choice}
+    body |= {"model": NAME, "tools": [{"type": "function", "function": FUNCTION}]}
+    assert client.chat.completions.create(**body).choices[0].finish_reason == "tool_calls"
+    chunks = list(client.chat.completions.create(**body, stream=True))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
 @pytest.mark.parametrize("name", CUTS)
 def test_of_a_response(stack: Stack, http: httpx.Client, name: str) -> None:
     cut, fields = CUTS[name], fields_of(stack, CUTS[name])
