@@ -29,7 +29,7 @@ OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true
 def _content(value: Any) -> str | None:
     """The text of a message; None if there is none."""
     if value == []:
-        raise ValueError("must be a string or a list of text parts")
+        raise ValueError("is an empty list; it must be a string or a list of one or more text parts")
     return TEXT_PARTS.optional_text(value)
 
 
