@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,11 +38,8 @@ class ChatTemplate:
         environment = _environment()
         with_tools = source if tool_source is None else tool_source
         try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(with_tools)
-            self._writes_calls = "tool_calls" in source
-            sources = {self._template: source, self._tool_template: with_tools}
-            self._of_parts = {made for made, text in sources.items() if _reads_parts(environment.parse(text))}
+            self._template = _Compiled.of(source, environment)
+            self._tool_template = _Compiled.of(with_tools, environment)
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
@@ -84,22 +82,36 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         template = self._tool_template if tools else self._template
-        knows = self.uses_tools if tools else self._writes_calls
-        if not knows and (tools or any(map(has_calls, given))):
-            given = with_tools_as_text(given, tools or ())
+        described = tools if tools and not self.uses_tools else ()
+        if described or (any(map(has_calls, given)) and not template.writes_calls):
+            given = with_tools_as_text(given, described)
         if not continue_final_message:
-            return self._render(template, given, variables)
+            return template.render(given, variables)
         content = given[-1].get("content")
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
         given[-1]["content"] = content + _MARK
-        return _open(self._render(template, given, variables), content)
+        return _open(template.render(given, variables), content)
 
-    def _render(self, template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        if template in self._of_parts:
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`writes_calls`: whether the template writes calls of the history. `reads_parts`: see `_reads_parts`."""
+
+    template: Template
+    writes_calls: bool
+    reads_parts: bool
+
+    @classmethod
+    def of(cls, source: str, environment: ImmutableSandboxedEnvironment) -> _Compiled:
+        return cls(environment.from_string(source), "tool_calls" in source, _reads_parts(environment.parse(source)))
+
+    def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the text of the messages. Raises ValueError, see `ChatTemplate.apply`."""
+        if self.reads_parts:
             messages = [_with_parts(message) for message in messages]
         try:
-            return template.render({**variables, "messages": messages})
+            return self.template.render({**variables, "messages": messages})
         except _RefusedError as error:
             raise ValueError(str(error)) from None
         except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
