@@ -115,28 +115,29 @@ local function next_claimable(seat, longest, skipped, all)
   end
 end
 
--- Claims waiting sequences for the seat, by turns, up to the first that does not fit into `requests` and `blocks`.
--- What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero, and takes from the
--- latest class first. A sequence of more than `longest` tokens, which the seat's engine can never serve, does not hold
--- up those behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
+-- Claims waiting sequences for the seat, by turns, up to the first that does not fit into the room (`Room` in
+-- services/messages.py). What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero,
+-- and takes from the latest class first. A sequence that the seat's engine can never serve does not hold up those behind
+-- it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
 -- Returns the claimed ids, and whether the next call finds other sequences at the front because this one ended as many
 -- as one script may. Skipped sequences are at the front again then.
-local function claim_sequences(seat, requests, blocks, block_size, whole, yields, longest, guests, tenants)
+local function claim_sequences(seat, room)
+  local requests, blocks, guests = room.requests, room.blocks, room.guests
   local ids, most, skipped, all, present = {}, requests + guests, {}, { count = 0 }, {}
-  for _, tenant in ipairs(tenants) do
+  for _, tenant in ipairs(room.tenants) do
     present[tenant] = true
   end
-  for _, yield in ipairs(yields) do
+  for _, yield in ipairs(room.yields) do
     most = most + yield[2]
   end
   while #ids < most do
-    local turn, tenant, id, s = next_claimable(seat, longest, skipped, all)
+    local turn, tenant, id, s = next_claimable(seat, room.longest, skipped, all)
     if not turn then
       break
     end
     if id then
-      local tokens = whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
-      local need, more_requests, more_blocks = math.ceil(tokens / block_size), yielded_to(yields, s.group)
+      local tokens = room.whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
+      local need, more_requests, more_blocks = math.ceil(tokens / room.block_size), yielded_to(room.yields, s.group)
       if blocks + more_blocks < need then
         break
       elseif requests + more_requests < 1 then
