@@ -14,8 +14,9 @@ from typing import Any
 
 from services import wire
 from services.messages import End
-from services.pool.packing import pack
-from services.requests import FinishReason
+from services.pool.limits import BEHIND
+from services.pool.packing import micros, pack
+from services.requests import BATCH_CLASS, FinishReason
 
 _FOLDER = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
@@ -29,13 +30,14 @@ SEATS_LOST = End(
 )
 TIMEOUT = End(FinishReason.ERROR, error="no engine took the request before its deadline", timed_out=True)
 TOO_LARGE = End(FinishReason.ERROR, error="the request needs more tokens, or more KV blocks, than any engine has now")
-_CONSTANTS = {
+_ENDS = {
     "END_CANCELLED": CANCELLED,
     "END_POISON": POISON,
     "END_SEATS_LOST": SEATS_LOST,
     "END_TIMEOUT": TIMEOUT,
     "END_TOO_LARGE": TOO_LARGE,
 }
+_NUMBERS = {"BATCH_CLASS": BATCH_CLASS, "BEHIND": micros(BEHIND)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Script:
 @cache
 def script(name: str) -> Script:
     """The script `lua/<name>.lua`, preceded by each fragment that it needs, once."""
-    parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _CONSTANTS.items()]
+    parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _ENDS.items()]
+    parts += [f"local {key} = {number}\n" for key, number in _NUMBERS.items()]
     seen: set[str] = set()
 
     def add(path: Path) -> None:

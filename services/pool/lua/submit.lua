@@ -19,9 +19,9 @@
 --   grace          us
 --   priority       its class; the lowest goes first
 --   ttft           target of the time from arrival to the first token, us; 0: none
---   ageing         us that one class is worth in the queue, or false to order by arrival alone
+--   ranked         whether it is ranked by its class and target, not by its arrival alone
+--   ageing         us that one class is worth in the queue; 0: the order is by arrival alone
 --   waited         us since the arrival of a request that the pool lost; else 0
---   behind         us added to its rank
 --   queue_timeout  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
 --   trace          its trace context (opaque), or ""
 -- Reply   {request under which the group lives, 1 if it existed, {} or the refusal (see fragments/bounds.lua)};
@@ -54,9 +54,9 @@ local prompt_tokens = 0
 for _, sequence in ipairs(sequences) do
   prompt_tokens = prompt_tokens + #prompts[sequence[2]] / 4
 end
-local arrival, ageing, behind = now - args.waited, args.ageing, args.behind
-local rank = ageing and arrival + args.priority * ageing + args.ttft
-local stream = not args.background and behind == 0 and 1 or 0
+local arrival, priority, ageing = now - args.waited, args.priority, args.ageing
+local rank = args.ranked and arrival + priority * ageing + args.ttft
+local stream = not args.background and not is_line(priority) and 1 or 0
 -- a request that the pool lost had passed this check
 local refusal = stream == 1 and args.waited == 0 and refuse_for_wait(tenant, args.bounds[3], rank)
   or refuse_for_bounds(tenant, args.bounds, { #sequences, prompt_tokens, stream, bytes })
@@ -72,8 +72,10 @@ elseif not rank then
   rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
   redis.call("HSET", META, "rank", rank + #sequences - 1)
 end
-rank = rank + behind
-local class = behind > 0 and "lines" or ageing and string.format("%.0f %.0f %.0f", args.priority, ageing, arrival)
+if is_line(priority) then
+  rank = rank + BEHIND
+end
+local class = class_for_the_build_before(priority, ageing, arrival)
 local ids = {}
 for i, sequence in ipairs(sequences) do
   local id, prompt, max_tokens, asked, tokens, logprobs = unpack(sequence)
@@ -89,14 +91,13 @@ for i, sequence in ipairs(sequences) do
   if class then
     redis.call("HSET", P .. "seq:" .. id, "class", class)
   end
-  enqueue(tenant, id, rank + i - 1)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
 local group_key = P .. "group:" .. request
 redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", args.inputs,
   "body", args.body, "tenant", tenant, "stream", stream, "resumable", args.resumable and 1 or 0,
-  "background", args.background and 1 or 0, "grace", args.grace, "priority", args.priority, "ttft", args.ttft,
-  "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
+  "background", args.background and 1 or 0, "grace", args.grace, "priority", priority, "ttft", args.ttft,
+  "ageing", ageing, "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
 if args.trace ~= "" then
   redis.call("HSET", group_key, "trace", args.trace)
 end
@@ -109,7 +110,10 @@ end
 for i = 2, #samplings do
   redis.call("HSET", group_key, "sampling" .. i, samplings[i])
 end
-count_waiting(tenant, class, #ids, prompt_tokens, 1)
+for i, id in ipairs(ids) do
+  enqueue(tenant, id, rank + i - 1)
+end
+count_waiting(tenant, priority, #ids, prompt_tokens, 1)
 add_to_counts(tenant, "streams", stream)
 add_to_counts(tenant, "bytes", bytes)
 if key then
