@@ -144,6 +144,7 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "status": status,
         "model": head.model,
         "output": output,
+        "usage": None,
         "error": None,
         "incomplete_details": None,
         "text": head.echo.get("text", {"format": {"type": "text"}}),

@@ -54,9 +54,9 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are accepted")
     for token, bias in value.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise ValueError("a key is not a token id")
+            raise ValueError(f"{token!r:.60} is not a token id")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"the bias of token {token} must be a number from -100 to 100")
+            raise ValueError(f"the bias of token {token} must be a number from -100 to 100 (got {bias!r:.60})")
     return {int(token): float(bias) for token, bias in value.items()}
 
 

@@ -131,7 +131,7 @@ class ResponseObject(TypedDict):
     status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     model: str
     output: list[OutputItem]
-    usage: NotRequired[ResponseUsage]  # after the end
+    usage: ResponseUsage | None  # null before the end
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
