@@ -9,7 +9,7 @@ from gateway.answer.plan import AnswerKind, Plan
 from gateway.answer.reading import PLAIN, ModelReading, Reading
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, FairExecutor
-from gateway.feasibility import check_choice, check_logprobs
+from gateway.feasibility import check_choice, check_logprobs, check_needs
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
@@ -149,6 +149,7 @@ class Validator:
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
+        check_needs(samplings[0], figures)
         inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
         request = kind.prefix + caller.request_name(digest, inputs)
         sequences = _sequences(request, prompts, samplings, fields.choices)
@@ -280,5 +281,10 @@ def _discarded(sampling: SamplingParams) -> SamplingParams:
     """The sampling of the one token that a request for no tokens generates: greedy, and it ends by length."""
     scored = sampling.prompt_logprobs
     return SamplingParams(
-        1, temperature=0.0, logprobs=None if scored is None else 0, ignore_eos=True, prompt_logprobs=scored
+        1,
+        temperature=0.0,
+        logprobs=None if scored is None else 0,
+        ignore_eos=True,
+        prompt_logprobs=scored,
+        cache_salt=sampling.cache_salt,
     )

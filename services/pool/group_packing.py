@@ -14,7 +14,7 @@ from typing import Any
 from services import wire
 from services.messages import Submission
 from services.pool.packing import check_logprobs, pack, pack_tokens
-from services.requests import SamplingParams
+from services.requests import SamplingParams, needs_of
 
 # The overhead of the server, measured with MEMORY USAGE: keys, hash fields, members of queues and sets.
 GROUP_BYTES = 1024
@@ -59,16 +59,18 @@ def pack_group(submission: Submission) -> PackedGroup:
         if shared is None or shared[0] != plain:
             packed = wire.pack(plain)
             shared = plain, samplings.setdefault(packed, len(samplings) + 1)
+        per_token, needs = token_bytes(s.sampling), list(needs_of(s.sampling))
         asked = [
             prompt,
             shared[1],
             s.sampling.choice,
-            token_bytes(s.sampling),
+            0 if needs else per_token,  # see FAR in lua/fragments/needs.lua
             prompt_logprobs_bytes(s.sampling, len(s.prompt)),
+            per_token,
         ]
         max_tokens = len(s.prompt) + s.sampling.max_new_tokens
         logprobs = [wire.pack(one) for one in s.logprobs or ()]
-        sequences.append([s.id, prompt, max_tokens, pack(asked), pack_tokens(s.output), logprobs])
+        sequences.append([s.id, prompt, max_tokens, pack(asked), pack_tokens(s.output), logprobs, needs])
     inputs = sum(map(len, prompts)) + sum(map(len, samplings))
     size = _group_bytes(submission, inputs)
     stored = pack([inputs, len(prompts), len(samplings)])

@@ -30,12 +30,16 @@ SEATS_LOST = End(
 )
 TIMEOUT = End(FinishReason.ERROR, error="no engine took the request before its deadline", timed_out=True)
 TOO_LARGE = End(FinishReason.ERROR, error="the request needs more tokens, or more KV blocks, than any engine has now")
+UNSERVED = End(
+    FinishReason.ERROR, error="no engine now has all that the request needs: its tokens, its KV blocks, and its fields"
+)
 _ENDS = {
     "END_CANCELLED": CANCELLED,
     "END_POISON": POISON,
     "END_SEATS_LOST": SEATS_LOST,
     "END_TIMEOUT": TIMEOUT,
     "END_TOO_LARGE": TOO_LARGE,
+    "END_UNSERVED": UNSERVED,
 }
 _NUMBERS = {"BATCH_CLASS": BATCH_CLASS, "BEHIND": micros(BEHIND)}
 

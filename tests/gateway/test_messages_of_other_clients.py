@@ -98,7 +98,6 @@ def test_a_format_that_says_two_things_or_none_is_refused(given: dict[str, Any])
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("cache_salt", "s"),
         ("chat_template", "{{ messages }}"),
         ("documents", [{"text": "x"}]),
         ("vllm_xargs", {"a": 1}),

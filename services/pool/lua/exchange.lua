@@ -45,7 +45,7 @@ drop_expired_groups(args.keep_ended)
 local ended, foreign, lacking = commit_all(seat, args.commits)
 local requeued, lost = 0, 0
 if room.longest > 0 then
-  redis.call("HSET", seat_key, "slots", room.longest)
+  redis.call("HSET", seat_key, "slots", far_if(room.features, room.longest), "features", cmsgpack.pack(room.features))
 end
 if args.holds then
   requeued = requeue_all_but(seat, args.holds, ended, foreign, lacking)

@@ -1,5 +1,5 @@
 -- Puts a group of sequences into the pool, all or none, and makes the gateway listen to them.
--- include: bounds turns gateways notify
+-- include: bounds turns gateways notify needs
 --
 -- Arguments
 --   request        the group's id
@@ -11,7 +11,7 @@
 --   prompts        [packed tokens, ...]
 --   samplings      [opaque, ...]
 --   sequences      [[id, number of its prompt, prompt + new tokens, asked (msgpack), tokens that it has already (packed),
---                  their log probabilities [opaque, ...]], ...]
+--                  their log probabilities [opaque, ...], features that it needs [name, ...]], ...]
 --   bounds         {of all tenants, of this tenant, seconds that a sequence may be expected to wait}; the first two are
 --                  [waiting sequences, waiting prompt tokens, streams, bytes, ended groups], 0 for no bound
 --   keep_ended     us that an ended group is kept
@@ -78,10 +78,13 @@ end
 local class = class_for_the_build_before(priority, ageing, arrival)
 local ids = {}
 for i, sequence in ipairs(sequences) do
-  local id, prompt, max_tokens, asked, tokens, logprobs = unpack(sequence)
+  local id, prompt, max_tokens, asked, tokens, logprobs, needs = unpack(sequence)
   ids[i] = id
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
-    "prompt_len", #prompts[prompt] / 4, "tokens_max", max_tokens, "asked", asked)
+    "prompt_len", #prompts[prompt] / 4, "tokens_max", far_if(needs, max_tokens), "asked", asked)
+  if #needs > 0 then
+    redis.call("HSET", P .. "seq:" .. id, "needs", cmsgpack.pack(needs))
+  end
   if tokens ~= "" then
     redis.call("SET", P .. "tok:" .. id, tokens)
   end
