@@ -33,10 +33,10 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings
         folder, info = find_model(settings)
-        name = settings.served_model_name or folder.name
+        name, *aliases = settings.served_model_name or (folder.name,)
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
         log.info("sampling defaults: %s", defaults)
-        model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()), defaults=defaults)
+        model = ServedModel(name, Tokenizer.load(folder), info, int(time.time()), defaults, tuple(aliases))
         app = create_app(open_shards(settings, info), model, settings, echo_request_id=False)
         prepare_process()
         return app

@@ -185,8 +185,9 @@ class Validator:
         return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model.name:
-            text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
+        if name is not None and name not in self._model.names:
+            served = " or ".join(f"'{own}'" for own in self._model.names)
+            text = f"The model '{name[:100]}' does not exist; this server serves {served}."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
     def _check_class(self, fields: GenerationFields, tenant: str) -> None:

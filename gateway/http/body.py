@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 import orjson
@@ -79,11 +80,12 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
-    """The JSON object in `body`, with at most `values` values. Raises ApiError."""
+    """The JSON object in `body`, with at most `values` values. A byte order mark before it, as Windows programs write
+    it, is left out. Raises ApiError."""
     if (reason := too_many(body, values)) is not None:
         raise ApiError(Kind.BODY_TOO_LARGE, f"The body has {reason}.")
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(body.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise ApiError(Kind.INVALID, f"The body is not valid JSON: {error}") from None
     if not isinstance(value, dict):

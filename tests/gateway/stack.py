@@ -176,7 +176,8 @@ class Stack(Background):
     def _served(self) -> ServedModel:
         settings = self.settings
         defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
-        return ServedModel(NAME, self.tokenizer, self.info, 1, defaults)
+        name, *aliases = settings.served_model_name or (NAME,)
+        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
 
     async def _owner(self, pool: RequestPool) -> Owner:
         epoch = (await pool.acquire(SEAT, "test", LEASE)).epoch
