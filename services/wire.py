@@ -36,6 +36,12 @@ def unpack(kind: type[M], data: bytes) -> M:
         raise Unreadable(f"this is no {kind.__name__} that this build can read: {error}") from error
 
 
+def named(message: Any) -> dict[str, Any]:
+    """Return the fields of a message by name."""
+    kind: Any = type(message)
+    return {name: getattr(message, name) for name in _names(kind)}
+
+
 def _fields(message: Any) -> list[Any]:
     kind: Any = type(message)
     return [getattr(message, name) for name in _names(kind)]

@@ -172,6 +172,7 @@ class Answer:
             made["text"] = self.text(choice, delta)
         made["logprobs"] = self.logprobs(choice, delta)
         made["finish_reason"] = delta.finish_reason
+        made["stop_reason"] = choice.stop_reason
         if self.plan.return_token_ids:
             made["token_ids"] = delta.tokens
             if not self.plan.chat:

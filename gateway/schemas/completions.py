@@ -86,6 +86,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None  # vLLM's field
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -105,6 +106,7 @@ class CompletionChunkChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: NotRequired[str | int | None]  # in the last chunk of the choice
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
 

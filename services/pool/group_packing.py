@@ -30,15 +30,15 @@ PROMPT_LOGPROB_BYTES = 14
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """A group as an argument of a script.
+    """A group as arguments of `lua/submit.lua`.
 
     `size`: the bytes that the group counts for. `inputs`: those of its prompts and sampling parameters, a part of
-    `size`. `message`: the argument of `lua/submit.lua`.
+    `size`. `arguments`: those of the script that describe the group.
     """
 
     size: int
     inputs: int
-    message: bytes
+    arguments: dict[str, Any]
 
 
 def pack_group(submission: Submission) -> PackedGroup:
@@ -66,13 +66,20 @@ def pack_group(submission: Submission) -> PackedGroup:
             token_bytes(s.sampling),
             prompt_logprobs_bytes(s.sampling, len(s.prompt)),
         ]
-        max_tokens = str(len(s.prompt) + s.sampling.max_new_tokens)
+        max_tokens = len(s.prompt) + s.sampling.max_new_tokens
         logprobs = [wire.pack(one) for one in s.logprobs or ()]
         sequences.append([s.id, prompt, max_tokens, pack(asked), pack_tokens(s.output), logprobs])
     inputs = sum(map(len, prompts)) + sum(map(len, samplings))
     size = _group_bytes(submission, inputs)
     stored = pack([inputs, len(prompts), len(samplings)])
-    return PackedGroup(size, inputs, pack([size, stored, list(prompts), list(samplings), sequences]))
+    arguments = {
+        "bytes": size,
+        "inputs": stored,
+        "prompts": list(prompts),
+        "samplings": list(samplings),
+        "sequences": sequences,
+    }
+    return PackedGroup(size, inputs, arguments)
 
 
 def _number_of(prompts: dict[bytes, int], known: dict[int, int], prompt: list[int]) -> int:

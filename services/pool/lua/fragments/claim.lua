@@ -33,15 +33,12 @@ local function contents_of_claims(ids)
   return claims
 end
 
--- Sequences and blocks that the later classes in `yields` would yield to a sequence of this group.
-local function yielded_to(yields, request)
+-- Sequences and blocks that the later classes in `yields` would yield to one of this class.
+local function yielded_to(yields, priority)
   local requests, blocks = 0, 0
-  if #yields > 0 then
-    local class = tonumber(redis.call("HGET", P .. "group:" .. request, "priority"))
-    for _, yield in ipairs(yields) do
-      if yield[1] > class then
-        requests, blocks = requests + yield[2], blocks + yield[3]
-      end
+  for _, yield in ipairs(yields) do
+    if yield[1] > priority then
+      requests, blocks = requests + yield[2], blocks + yield[3]
     end
   end
   return requests, blocks
@@ -70,7 +67,7 @@ end
 -- Moves a waiting sequence to the seat, at its tenant's turn. The tenant is charged for the prompt once: it does not pay
 -- for what is computed again after a seat died.
 local function assign(seat, id, tenant, turn, s)
-  local counter, count = s.class == "lines" and "lines" or "served", tonumber(string.sub(turn, 1, 16))
+  local counter, count = counter_of(s.priority), tonumber(string.sub(turn, 1, 16))
   if not s.payer then
     if count > tonumber(redis.call("HGET", META, counter) or 0) then
       redis.call("HSET", META, counter, string.format("%.0f", count))
@@ -78,7 +75,7 @@ local function assign(seat, id, tenant, turn, s)
     count = count + PROMPT_TOKEN * s.prompt
   end
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
-  count_claim(tenant, s.class, s.prompt)
+  count_claim(tenant, s.priority, s.prompt)
   redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
   redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "claimed", now,
     "payer", counter .. ":" .. tenant)
@@ -95,11 +92,11 @@ local function next_claimable(seat, longest, skipped, all)
   while turn and all.count < MAX_PASSED do
     local at = skipped[tenant] or 0
     local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, at, at)[1]
-    local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer", "class")
+    local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer")
     local max_tokens = s and tonumber(s[1])
     if id and all.count == looked and (longest == 0 or max_tokens <= longest) then
-      return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), group = s[3], payer = s[4],
-        class = s[5] }
+      return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), payer = s[4],
+        priority = tonumber(redis.call("HGET", P .. "group:" .. s[3], "priority")) }
     elseif not id or longest == 0 or max_tokens <= longest then
       update_turn(tenant, skipped[tenant])
       return turn, tenant
@@ -115,32 +112,33 @@ local function next_claimable(seat, longest, skipped, all)
   end
 end
 
--- Claims waiting sequences for the seat, by turns, up to the first that does not fit into `requests` and `blocks`.
--- What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero, and takes from the
--- latest class first. A sequence of more than `longest` tokens, which the seat's engine can never serve, does not hold
--- up those behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
+-- Claims waiting sequences for the seat, by turns, up to the first that does not fit into the room (`Room` in
+-- services/messages.py). What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero,
+-- and takes from the latest class first. A sequence that the seat's engine can never serve does not hold up those behind
+-- it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
 -- Returns the claimed ids, and whether the next call finds other sequences at the front because this one ended as many
 -- as one script may. Skipped sequences are at the front again then.
-local function claim_sequences(seat, requests, blocks, block_size, whole, yields, longest, guests, tenants)
+local function claim_sequences(seat, room)
+  local requests, blocks, guests = room.requests, room.blocks, room.guests
   local ids, most, skipped, all, present = {}, requests + guests, {}, { count = 0 }, {}
-  for _, tenant in ipairs(tenants) do
+  for _, tenant in ipairs(room.tenants) do
     present[tenant] = true
   end
-  for _, yield in ipairs(yields) do
+  for _, yield in ipairs(room.yields) do
     most = most + yield[2]
   end
   while #ids < most do
-    local turn, tenant, id, s = next_claimable(seat, longest, skipped, all)
+    local turn, tenant, id, s = next_claimable(seat, room.longest, skipped, all)
     if not turn then
       break
     end
     if id then
-      local tokens = whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
-      local need, more_requests, more_blocks = math.ceil(tokens / block_size), yielded_to(yields, s.group)
+      local tokens = room.whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
+      local need, more_requests, more_blocks = math.ceil(tokens / room.block_size), yielded_to(room.yields, s.priority)
       if blocks + more_blocks < need then
         break
       elseif requests + more_requests < 1 then
-        if guests < 1 or present[tenant] or s.class == "lines" then
+        if guests < 1 or present[tenant] or is_line(s.priority) then
           break
         end
         guests = guests - 1

@@ -37,18 +37,18 @@ end
 -- and queues the event.
 local function end_sequence(id, blob)
   local key = P .. "seq:" .. id
-  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked", "class")
+  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked")
   redis.call("HSET", key, "state", "ended", "end", blob)
   redis.call("HDEL", key, "seat")
   for _, box in ipairs(get_outboxes()) do
     redis.call("SREM", box.listening, id)
   end
   local request, group_key = s[1], P .. "group:" .. s[1]
-  local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream")
+  local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream", "priority")
   if s[2] == "waiting" then
-    count_waiting(g[1], s[6], 1, s[3], -1)
+    count_waiting(g[1], g[6], 1, s[3], -1)
   else
-    count_running(g[1], s[6], -1)
+    count_running(g[1], g[6], -1)
   end
   add_to_counts(g[1], "ended", 1)
   local freed = unused_bytes(id, tonumber(s[3]), tonumber(s[4]), s[5])
