@@ -5,8 +5,8 @@
 # make chaos      the tests of faults that take long to recover from, then random faults under load for five minutes
 # make fuzz       random requests, bodies, streams and pool calls, fifty times as many as in `make test`
 # make verify     the paper's trace over HTTP, each output compared with generate() for that request alone
-# make bench      the benchmarks of docs/benchmarks.md
-# make evaluate   the evaluation of docs/evaluation: plots and tables; EVALUATE="--part NAME ..." for some parts
+# make bench      the engine beside the floor of its machine; BENCH="--part NAME ..." for some parts
+# make evaluate   what the server does on this machine: plots, docs/measurements.md; EVALUATE="--part NAME ..." for some parts
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make families   each family of models that is served, tiny and random: its tokens are those of generate(); writes docs/models.md
@@ -88,11 +88,11 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-verify: .venv/bench
-	$(BIN)/python -m load.bench.verify
+verify: .venv/test
+	$(BIN)/python -m pytest tests/cluster/test_paper_trace.py -m chaos
 
 bench: .venv/bench
-	$(BIN)/python -m load.bench
+	$(BIN)/python -m load.bench $(BENCH)
 
 evaluate: .venv/bench
 	$(BIN)/python -m load.evaluation $(EVALUATE)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from load.trace import Answer, IterationRecord, Request, Run, run_trace
+from load.trace import Answer, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
@@ -20,9 +19,6 @@ from services.pool.limits import Limits
 from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
-
-if TYPE_CHECKING:
-    from load.recording import Recording  # needs orjson, which a machine for benchmarks may lack
 
 SEAT, GATEWAY = "bench/0", "bench"
 LEASE = 60.0
@@ -40,28 +36,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How requests are run. `kv_blocks`: how many of the engine's blocks the scheduler may use; 0: all.
-
-    `recording` notes the iterations.
-    """
+    """How requests are run."""
 
     knobs: Knobs
-    limits: Limits = field(default_factory=Limits)
-    kv_blocks: int = 0
     scheduler: type[Scheduler] = Scheduler
-    recording: Recording | None = None
-
-
-@asynccontextmanager
-async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
-    """An `InProcess` that serves until the block ends. Raises what the engine raises."""
-    server = InProcess(engine, setup)
-    async with setup.recording or nullcontext():
-        await server.start()
-        try:
-            yield server
-        finally:
-            await server.stop()
 
 
 def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
@@ -70,9 +48,12 @@ def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) ->
 
 
 async def _run(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
-    async with serving(engine, setup) as server:
-        answers = await run_trace(server, requests)
-    return await server.summary(answers)
+    server = InProcess(engine, setup)
+    await server.start()
+    try:
+        return Run(await run_trace(server, requests))
+    finally:
+        await server.stop()
 
 
 class InProcess:
@@ -80,9 +61,8 @@ class InProcess:
 
     def __init__(self, engine: Engine, setup: Setup) -> None:
         self._clock = RealClock()
-        self._pool = ReferencePool(self._clock, setup.limits)
-        self._engine = _Recorder(engine)
-        self._setup = setup
+        self._pool = ReferencePool(self._clock, Limits())
+        self._engine, self._setup = engine, setup
         self._answers: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
         self._number = 0
 
@@ -90,24 +70,19 @@ class InProcess:
         """Start to serve; the trace begins."""
         epoch = (await self._pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
         await self._pool.heartbeat(GATEWAY, 1, {}, ttl=DAY)
-        engine, setup = self._engine.engine, self._setup
+        engine, setup = self._engine, self._setup
         engine.reset(epoch)
-        figures = replace(engine.figures, num_blocks=setup.kv_blocks or engine.figures.num_blocks)
-        assert figures.num_blocks <= engine.figures.num_blocks, f"{setup.kv_blocks = } {engine.figures.num_blocks = }"
-        scheduler = setup.scheduler(epoch=epoch, figures=figures, knobs=setup.knobs)
-        self._local = LocalEngine(self._engine)
-        seat = LocalSeat(SEAT, epoch)
+        self._local = LocalEngine(engine)
         self._loop = EngineLoop(
             self._pool,
-            scheduler,
+            setup.scheduler(epoch=epoch, figures=engine.figures, knobs=setup.knobs),
             self._local,
             self._clock,
-            seat,
+            LocalSeat(SEAT, epoch),
             LEASE,
-            figures,
+            engine.figures,
             Counters(),
             _Patience(),
-            observers=[setup.recording.recorder(SEAT, epoch, scheduler)] if setup.recording else [],
         )
         self._began = self._clock.now()
         self._serving = asyncio.create_task(self._loop.run())
@@ -129,21 +104,13 @@ class InProcess:
         id, ended = f"{self._number:06}", asyncio.get_running_loop().create_future()
         self._number += 1
         answer = Answer(request, self.now())
-        sampling = SamplingParams(
-            request.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=request.stop_token_ids
-        )
         self._answers[f"{id}/0"] = answer, ended
+        sampling = SamplingParams(request.max_new_tokens, temperature=0.0, ignore_eos=True)
         sequence = NewSequence(f"{id}/0", request.prompt, sampling)
-        reply = await self._pool.submit(
-            Submission(id, GATEWAY, [sequence], priority=request.priority, ttft=request.ttft),
-        )
+        reply = await self._pool.submit(Submission(id, GATEWAY, [sequence]))
         assert reply.refused is None, f"the pool is full: {reply.refused}"
         await ended
         return answer
-
-    async def summary(self, answers: Sequence[Answer]) -> Run:
-        """The run of which these are the answers; to be called after `stop`."""
-        return Run(answers, self._engine.ran, (await self._pool.overview()).counters)
 
     async def _read(self) -> None:
         cursor = "0"
@@ -173,17 +140,3 @@ class _Patience(IterationCost):
 
     def limit(self, iteration: Iteration) -> float:
         return inf
-
-
-class _Recorder:
-    """The engine, with a record of what it ran."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.ran: list[IterationRecord] = []
-
-    def run(self, iteration: Iteration) -> IterationResult:
-        result = self.engine.run(iteration)
-        computed = sum(iteration.scheduled.values())
-        self.ran.append(IterationRecord(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
-        return result

@@ -11,6 +11,8 @@ from load.trace import Answer, Request, Run, run_trace
 from services.client.sse import Event, StreamedAnswer
 from services.client.streaming import follow, open_session
 
+NO_ID = -1  # stands for a token of a server that sends texts without ids
+
 
 async def run_over_http(url: str, requests: Sequence[Request]) -> Run:
     """Run `requests` on the server at `url`. Raises StreamError for a stream that is not whole."""
@@ -19,7 +21,9 @@ async def run_over_http(url: str, requests: Sequence[Request]) -> Run:
 
 
 class OverHttp:
-    """A server as the system that answers requests; the trace begins when this is created."""
+    """A server as the system that answers requests; the trace begins when this is created.
+
+    An event with text but without ids counts as one token, as llama.cpp's server sends them."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -31,14 +35,21 @@ class OverHttp:
     async def ask(self, request: Request) -> Answer:
         """Raises StreamError for anything but a whole stream."""
         answer, streamed = Answer(request, self.now()), StreamedAnswer()
+        text = ""
 
         def on_event(event: Event) -> None:
+            nonlocal text
             if streamed.choices:
-                answer.tokens = streamed.choices[0].token_ids
+                choice = streamed.choices[0]
+                answer.tokens = choice.token_ids or answer.tokens + [NO_ID] * (choice.text != text)
                 answer.times += [self.now()] * (len(answer.tokens) - len(answer.times))
+                text = choice.text
 
         sent = request.http()
         await follow(self._session, sent.path, sent.body, streamed, on_event)
         streamed.check(usage=False)
         answer.chunks = streamed.chunks
+        if NO_ID in answer.tokens:  # tokens without a text of their own came with the last event at the latest
+            more = (streamed.completion_tokens or 0) - len(answer.tokens)
+            answer.tokens, answer.times = answer.tokens + [NO_ID] * more, answer.times + answer.times[-1:] * more
         return answer

@@ -1,20 +1,39 @@
-"""What the reports of all programs share: tables, the machine, and variants that run in turn."""
+"""What the reports of all programs share: tables, figures, and the machine."""
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+
+Table = dict[str, dict[str, float]]  # the value by row and column
+Figures = dict[str, Table]  # the tables by their titles
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; all columns except the first are right-aligned."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def tables(figures: Figures) -> list[str]:
+    """Each table with its title. Columns of whole numbers have no decimals, other figures about three digits."""
+    found = []
+    for title, rows in figures.items():
+        columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+        counts = {name for name in columns if all(cells.get(name, 0.0).is_integer() for cells in rows.values())}
+        body = [[row, *(_cell(cells.get(name), name in counts) for name in columns)] for row, cells in rows.items()]
+        found.append(f"{title}:\n\n{table(['', *columns], body)}")
+    return found
+
+
+def _cell(value: float | None, whole: bool) -> str:
+    if value is None:
+        return "-"
+    size = abs(value)
+    digits = 0 if whole else 3 if size < 2 else 2 if size < 10 else 1 if size < 100 else 0
+    return f"{value:,.{digits}f}"
 
 
 def machine() -> str:
@@ -33,25 +52,6 @@ def _processor() -> str:
     about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     amx = " with AMX" if "amx_tile" in about.get("flags", "").split() else ""
     return (about.get("model name") or platform.machine()) + amx
-
-
-T = TypeVar("T")
-
-
-def in_turn(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Run all variants in each round, so that what disturbs the machine disturbs all of them; returns the results."""
-    done: dict[str, list[T]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        for name, run in variants.items():
-            gc.collect()
-            done[name].append(run())
-    return done
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """The median with the minimum and the maximum."""
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-from services.metrics.counters import total
-
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -29,28 +27,24 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a trace: the token ids of `prompt` in, exactly `max_new_tokens` tokens out (greedy, EOS ignored),
-    or fewer where one of `stop_token_ids` comes earlier; that token is then the last.
+    """One request of a trace: the token ids of `prompt` in, exactly `max_new_tokens` tokens out (greedy, EOS ignored).
 
-    It arrives `at` seconds after the trace begins. `priority` and `ttft` (a target in seconds) are those of
-    `Submission`.
+    It arrives `at` seconds after the trace begins.
     """
 
     prompt: list[int]
     max_new_tokens: int
-    stop_token_ids: tuple[int, ...] = ()
     at: float = 0.0
-    priority: int = 0
-    ttft: float = 0.0
 
     def http(self) -> HttpRequest:
-        """The same as a streamed completion; stop tokens, priority and target are not sent."""
+        """The request as a streamed completion."""
         body = {
             "prompt": self.prompt,
             "max_tokens": self.max_new_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
         return HttpRequest("/v1/completions", body)
@@ -112,23 +106,10 @@ async def run_trace(system: System, requests: Sequence[Request]) -> list[Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class IterationRecord:
-    """One iteration of the engine: requests in it, tokens computed, tokens sampled, seconds in the engine."""
-
-    requests: int
-    computed: int
-    sampled: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
-    """A whole trace, answers in the order of its requests. In process also the iterations that the engine ran, and the
-    counters that the scheduler wrote to the pool."""
+    """A whole trace, answers in the order of its requests."""
 
     answers: Sequence[Answer]
-    ran: Sequence[IterationRecord] = ()
-    counters: dict[str, float] = field(default_factory=dict)
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -148,33 +129,3 @@ class Run:
     def throughput(self) -> float:
         """Output tokens per second."""
         return self.tokens / self.seconds
-
-    @property
-    def iterations(self) -> int:
-        return len(self.ran)
-
-    @property
-    def mean_batch_size(self) -> float:
-        """Requests in an iteration, averaged over the engine's time."""
-        return sum(ran.requests * ran.seconds for ran in self.ran) / sum(ran.seconds for ran in self.ran)
-
-    @property
-    def wasted(self) -> int:
-        """Tokens that were sampled for requests that had ended."""
-        return sum(ran.sampled for ran in self.ran) - self.tokens
-
-    @property
-    def hits(self) -> int:
-        """Prompt tokens that were found in the prefix cache."""
-        return int(total(self.counters, "vllm:prefix_cache_hits"))
-
-    @property
-    def preemptions(self) -> int:
-        return int(total(self.counters, "vllm:num_preemptions"))
-
-    @property
-    def recomputed(self) -> int:
-        """Tokens that were computed more than once, except those in shared blocks and wasted ones. The last token of a
-        request is never computed."""
-        once = sum(len(answer.request.prompt) + len(answer.tokens) - 1 for answer in self.answers)
-        return sum(ran.computed for ran in self.ran) + self.hits - self.wasted - once

@@ -62,12 +62,6 @@ def any_prompt(length: int, seed: int) -> list[int]:
     return [draw(10, 250) for _ in range(length)]
 
 
-def ending(request: Request, output: list[int], length: int) -> Request:
-    """`request`, whose tokens are `output`, with the stop token id that ends it closest to `length` tokens."""
-    stop = min(output, key=lambda token: abs(output.index(token) + 1 - length))
-    return replace(request, stop_token_ids=(stop,))
-
-
 QUESTIONS = (
     "What is the capital of France?",
     "Name three primary colours.",

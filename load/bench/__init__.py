@@ -1,1 +1,1 @@
-"""Benchmarks of the server, the scheduler and the engine; docs/load.md lists the commands."""
+"""The engine beside the floor of its machine, on a CPU or on CUDA, without Ray or Redis."""

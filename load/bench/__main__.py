@@ -1,45 +1,203 @@
-"""`python -m load.bench [--part NAME ...]`: the benchmarks of docs/benchmarks.md; each prints a Markdown table.
+"""`python -m load.bench`: the engine beside what its machine can do, without Ray, Redis, pydantic or a network.
 
-A part is a module of `load.bench.parts` with `run(options) -> str`, which returns markdown. Only the parts that run are
-imported: a machine with a GPU may have neither Ray nor Redis, and some parts need neither.
+The model is a real one (`--model`), or random weights in the shape of one (`--shape`). Without `--part`, a CPU runs the
+parts that time the engine, and a GPU all: first those that tell whether it computes what it should.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from load.bench import parts as benches
-from load.options import Options, add_model, add_numerics
+import torch
+
+from load.bench import phases
+from load.bench.bench import Bench, Budget, PartResult
+from load.bench.outliving import outlives
+from load.bench.rates import rates_table
+from load.bench.sampling import measure_sampling, sampling_table
+from load.bench.shapes import DEFAULT_PLAN, SHAPES
+from load.bench.shares import measure_shares, shares_table
+from load.bench.timing import FULL, Scale
+from load.options import KV_CACHE_DTYPES, add_model, add_numerics
 from load.options import parser as part_parser
-from load.report import machine
-from services.progress import Bar, print_beside
+from load.report import machine, table
+from services.engine.settings import EngineSettings
+
+LIMIT = 150.0  # seconds of a part
+STDERR = 2  # the descriptor
+GRACE = 30.0  # seconds after the run's end in which a part may end
+TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py")
 
 
-def parts() -> dict[str, str]:
-    """The description of each part by its name."""
-    return {file.stem: _about(file) for file in sorted(Path(benches.__path__[0]).glob("[!_]*.py"))}
+def models(bench: Bench) -> PartResult:
+    """Tiny models of all families: tokens against `generate`, and bits, by the tests of a GPU. They are processes of
+    their own, so that a fault there costs nothing here."""
+    bench.release()
+    tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
+    told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
+    ran = subprocess.run([sys.executable, "-m", "pytest", *told, *tests], capture_output=True, text=True)
+    outcomes = [line for line in ran.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))]
+    if ran.returncode:
+        others = [line for line in outcomes if not line.startswith("PASSED")]
+        counted = f"{len(outcomes) - len(others)} tests passed, pytest ended with {ran.returncode}"
+        raise RuntimeError("\n".join([counted, *(others or [ran.stderr[-2000:]])]))
+    return PartResult("\n".join(f"- {line}" for line in outcomes), outcomes)
 
 
-def _about(file: Path) -> str:
-    """The first line of a module's docstring, read without an import of the module."""
-    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+def rates(bench: Bench) -> PartResult:
+    """The rates that the floors of all parts are computed from."""
+    return PartResult(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    known = parts()
-    parser = part_parser("load.bench", "Benchmarks of Orca.", known)
+def outliving(bench: Bench) -> PartResult:
+    """Whether a process's memory on this device outlives it."""
+    found = outlives(bench.device.type)
+    return PartResult(
+        table(["memory made by another process", ""], [[name, str(is_so)] for name, is_so in found.items()]), found
+    )
+
+
+def sampler(bench: Bench) -> PartResult:
+    found = list(measure_sampling(bench.engine, bench.device, bench.scale))
+    return PartResult(sampling_table(found), [asdict(one) for one in found])
+
+
+def shares(bench: Bench) -> PartResult:
+    """The shares of the largest batch with the first context."""
+    found = measure_shares(bench.engine, bench.plan.batches[-1], bench.context(bench.plan.contexts[0]))
+    return PartResult(shares_table(found), asdict(found))
+
+
+def alone(part: str) -> Callable[[Bench], PartResult]:
+    """A part of `kernels`, which imports Triton. Not every machine has it."""
+
+    def run_part(bench: Bench) -> PartResult:
+        from load.bench import kernels
+
+        found: PartResult = getattr(kernels, part)(bench)
+        return found
+
+    return run_part
+
+
+PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
+    "kernels": (alone("kernels"), "errors of CUDA's products and attention against float64"),
+    "bits": (alone("bits"), "hashes of their bits, and what is refused because it has others"),
+    "models": (models, "tiny models of all families, by the tests of a GPU"),
+    "rates": (rates, "what the machine reaches, which the floors are computed from"),
+    "single": (phases.single, "a lone request through the loop"),
+    "increments": (phases.increments, "increment iterations beside the floor"),
+    "initiations": (phases.initiations, "initiation iterations beside the floor"),
+    "mixed": (phases.mixed, "iterations of both kinds beside both run apart"),
+    "paper": (phases.paper, "the paper's trace through the loop"),
+    "loop": (phases.loop, "200 iterations of 32 requests through the loop: the share inside the engine"),
+    "graphs": (phases.graphs, "increment iterations as CUDA graphs and kernel by kernel"),
+    "sampler": (sampler, "what sampling costs, beside an increment iteration"),
+    "speed": (alone("speed"), "each of CUDA's products beside the library's"),
+    "outliving": (outliving, "whether the memory of a process outlives it"),
+    "shares": (shares, "where the time of an increment iteration goes; only if named"),
+}
+OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler")
+# torch's profiler stays in the process and slows down kernels that are launched one by one afterwards
+OF_A_GPU = tuple(part for part in PARTS if part != "shares")
+
+
+def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
+    """The exit status: 1 if a part has failed. The other parts run nevertheless."""
+    about = {name: what for name, (_, what) in PARTS.items()}
+    parser = part_parser("load.bench", __doc__ or "", about)
+    parser.add_argument("--shape", choices=SHAPES, help="random weights in this shape, in place of --model")
     add_model(parser)
     add_numerics(parser)
+    parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
+    parser.add_argument("--batch-invariant", action="store_true", help="as in `orca serve`")
+    parser.add_argument("--minutes", type=float, default=30.0, help="no measurement begins after this time")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", help="write DATE-DEVICE-MODEL.json and .md there, after each part"
+    )
     given = parser.parse_args(arguments)
-    options = Options(given.model, given.device, given.dtype, given.cache_dir)
-    print(f"Measured on {machine()}.\n", flush=True)
-    for name in (bar := Bar(given.part or list(known), unit="parts")):
-        bar.set_description_str(name)
-        part = importlib.import_module(f"{benches.__name__}.{name}")
-        print_beside(f"## {name}\n\n{part.run(options)}\n")
+    plan = SHAPES[given.shape] if given.shape else DEFAULT_PLAN
+    settings = EngineSettings(
+        given.device,
+        given.dtype,
+        given.weights,
+        given.kv_cache_dtype,
+        fast_path=not given.stock,
+        batch_invariant=given.batch_invariant,
+        max_model_len=plan.max_model_len,
+        cache_dir=given.cache_dir,
+    )
+    bench = Bench(given.shape, given.model, plan, settings, Budget(60 * given.minutes), scale)
+    return run(bench, given.part or (OF_A_GPU if bench.device.type == "cuda" else OF_A_CPU), given.results)
+
+
+def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
+    """Run `parts` in this order and print each as soon as it is measured; returns as `main` does."""
+    versions = " ".join(f"{name}-{version(name)}" for name in ("torch", "transformers"))
+    described = f"{machine()}; {bench.device_name}; {bench.name}, {bench.dtype}; {versions} CUDA-{torch.version.cuda}"
+    described += f"; load average {os.getloadavg()[0]:.1f}"
+    print(described, flush=True)
+    found: dict[str, Any] = {"machine": described, "model": bench.name, "parts": {}, "failed": {}}
+    texts = [f"# {described}"]
+    name = f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
+    for part in parts:
+        began = time.perf_counter()
+        try:
+            if bench.budget.spent:
+                raise TimeoutError("the time is spent")
+            with _limit(min(LIMIT, bench.budget.left + GRACE)):
+                of_part = PARTS[part][0](bench)
+        except Exception as error:  # other parts must run
+            traceback.print_exc()
+            found["failed"][part] = f"{type(error).__name__}: {error}"
+            text = f"Failed: {found['failed'][part]}"
+        else:
+            found["parts"][part] = of_part.data
+            text = of_part.text
+        spent = f"{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left"
+        texts.append(f"## {bench.name}: {part}\n\n{text}\n\n{spent}")
+        print(f"\n{texts[-1]}", flush=True)
+        found["engine"] = bench.loaded
+        if to:
+            to.mkdir(parents=True, exist_ok=True)
+            (to / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (to / f"{name}.md").write_text("\n\n".join(texts) + "\n")
+    return 1 if found["failed"] else 0
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError within if it takes longer. A wait for the device hears no signal: then the process ends."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, outer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -48,18 +48,18 @@ def _without(pids: list[int], *others: int) -> list[int]:
     return [pid for pid in pids if pid not in others]
 
 
-def _signal(number: signal.Signals, *pids: int) -> None:
+def signal_to(number: signal.Signals, *pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-async def _stop_for(pid: int, seconds: float) -> None:
-    _signal(signal.SIGSTOP, pid)
+async def stop_for(pid: int, seconds: float) -> None:
+    signal_to(signal.SIGSTOP, pid)
     try:
         await asyncio.sleep(seconds)
     finally:
-        _signal(signal.SIGCONT, pid)
+        signal_to(signal.SIGCONT, pid)
 
 
 def _lives(pid: int) -> bool:
@@ -71,7 +71,7 @@ def _lives(pid: int) -> bool:
 
 def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
     async def inject(site: Site) -> None:
-        _signal(signal.SIGKILL, random.choice(some(site.server.pids(title), what)))
+        signal_to(signal.SIGKILL, random.choice(some(site.server.pids(title), what)))
 
     return inject
 
@@ -79,7 +79,7 @@ def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
 def _kill_of_cluster(name: str, wait: bool = False) -> Callable[[Site], Awaitable[None]]:
     async def inject(site: Site) -> None:
         again = sum("ready again" in line for line in site.server.lines)
-        _signal(signal.SIGKILL, *some(site.server.cluster(name), name))
+        signal_to(signal.SIGKILL, *some(site.server.cluster(name), name))
         if wait:
             await asyncio.to_thread(site.server.until, "ready again", again + 1)
 
@@ -87,25 +87,25 @@ def _kill_of_cluster(name: str, wait: bool = False) -> Callable[[Site], Awaitabl
 
 
 async def _engine(site: Site) -> None:
-    _signal(signal.SIGKILL, loaded_engine(site.server))
+    signal_to(signal.SIGKILL, loaded_engine(site.server))
 
 
 async def _spare_engine(site: Site) -> None:
     spares = _without(site.server.pids(ENGINE), loaded_engine(site.server))
-    _signal(signal.SIGKILL, random.choice(some(spares, "spare engine")))
+    signal_to(signal.SIGKILL, random.choice(some(spares, "spare engine")))
 
 
 async def _scheduler(site: Site) -> None:
-    _signal(signal.SIGKILL, _owner(site.server))
+    signal_to(signal.SIGKILL, _owner(site.server))
 
 
 async def _spare_scheduler(site: Site) -> None:
     spares = _without(site.server.pids(SCHEDULER), *owning_schedulers(site.server))
-    _signal(signal.SIGKILL, random.choice(some(spares, "spare scheduler")))
+    signal_to(signal.SIGKILL, random.choice(some(spares, "spare scheduler")))
 
 
 async def _engine_and_scheduler(site: Site) -> None:
-    _signal(signal.SIGKILL, loaded_engine(site.server), _owner(site.server))
+    signal_to(signal.SIGKILL, loaded_engine(site.server), _owner(site.server))
 
 
 async def _stopped_scheduler(site: Site) -> None:
@@ -113,30 +113,30 @@ async def _stopped_scheduler(site: Site) -> None:
     owners = some(owning_schedulers(site.server), "scheduler with a seat")
     some(_without(site.server.pids(SCHEDULER), *owners), "spare scheduler")
     stopped = random.choice(owners)
-    _signal(signal.SIGSTOP, stopped)
+    signal_to(signal.SIGSTOP, stopped)
     try:
         await asyncio.sleep(site.past_lease)
         await until(lambda: stopped not in owning_schedulers(site.server), STUCK)  # the spare may still be starting
     finally:
-        _signal(signal.SIGCONT, stopped)
+        signal_to(signal.SIGCONT, stopped)
 
 
 async def _stuck_engine(site: Site) -> None:
     engine = loaded_engine(site.server)
-    _signal(signal.SIGSTOP, engine)
+    signal_to(signal.SIGSTOP, engine)
     try:
         await until(lambda: not _lives(engine), STUCK)
     finally:
-        _signal(signal.SIGCONT, engine)
+        signal_to(signal.SIGCONT, engine)
 
 
 async def _pool_killed(site: Site) -> None:
-    _signal(signal.SIGKILL, *some(site.server.pool_server(), "pool's server"))
+    signal_to(signal.SIGKILL, *some(site.server.pool_server(), "pool's server"))
 
 
 async def _pool_stopped(site: Site) -> None:
     (pool,) = some(site.server.pool_server(), "pool's server")
-    await _stop_for(pool, site.outage)
+    await stop_for(pool, site.outage)
 
 
 async def _poison(site: Site) -> None:
@@ -182,9 +182,8 @@ FAULTS = {
 }
 
 
-def plan(names: list[str], count: int, draw: random.Random) -> list[Fault]:
+def plan(kinds: list[Fault], count: int, draw: random.Random) -> list[Fault]:
     """`count` faults in random order: each kind once, then repeatedly those that do not take the whole cluster."""
-    kinds = [FAULTS[name] for name in names]
     chosen = draw.sample(kinds, len(kinds))
     small = [fault for fault in kinds if not fault.takes_all]
     while small and len(chosen) < count:

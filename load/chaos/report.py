@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import NoReturn
 
 from load.chaos.checker import Verdict
-from load.chaos.streams import Outcome
+from load.chaos.grounds import Injection
+from load.chaos.streams import Outcome, recovery
 from load.chaos.structured import ended_by_themselves, is_constrained
 from load.report import table
-
-UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """One fault as it happened. `time` is on the clock of `time.monotonic`; `skipped` tells why the fault was not
-    injected; `streams` is the number of streams that were open, `documents` that of outputs with a constraint among
-    them."""
-
-    fault: str
-    time: float
-    skipped: str = ""
-    streams: int = 0
-    documents: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """Seconds from a fault until the first and until the last of the streams that were open then continued."""
-
-    first: float
-    last: float
-
-
-def recovery(at: float, outcomes: Sequence[Outcome]) -> Recovery | None:
-    """The recovery from a fault at `at`: the ends of the longest silences that began within `UNDER_WAY`. None if no
-    stream was open."""
-    streams = [[o.began, *o.arrivals] for o in outcomes if o.began < at and (o.end == 0 or o.end > at) and o.arrivals]
-    each = [end for end in (_back(at, times) for times in streams) if end is not None]
-    together = _back(at, sorted(time for times in streams for time in times))
-    return Recovery(together - at, max(each) - at) if each and together is not None else None
-
-
-def _back(at: float, times: Sequence[float]) -> float | None:
-    """When the longest silence that included `at`, or began soon after, ended."""
-    silences = [(end - begin, end) for begin, end in pairwise(times) if end > at and begin < at + UNDER_WAY]
-    return max(silences)[1] if silences else None
 
 
 def faults_table(injections: Iterable[Injection], outcomes: Sequence[Outcome]) -> str:
@@ -116,12 +74,3 @@ def requests_table(
         ["tokens in the pool's file", sum(len(s.tokens) for s in verdict.pool.sequences.values())],
     ]
     return table(["", "count"], rows)
-
-
-def leave(folder: Path, held: bool) -> NoReturn:
-    """End a run with status 0 if all rules held; else keep its histories, and end with status 1."""
-    if held:
-        shutil.rmtree(folder)
-    else:
-        print(f"\nThe histories are in {folder}")
-    sys.exit(not held)

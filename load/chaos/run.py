@@ -1,122 +1,89 @@
-"""A chaos run, from the start of the server to the verdict."""
+"""A chaos run, from the start of what serves to the verdict."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from load.chaos import history
-from load.chaos.aof import read_transactions
-from load.chaos.checker import Circumstances, Least, Verdict, check
-from load.chaos.faults import FAULTS, Fault, plan
+from load.chaos.checker import Circumstances, Verdict, check
+from load.chaos.faults import Fault, plan
+from load.chaos.grounds import ChaosOptions, Ground, History, Injection
 from load.chaos.planted import PLANTS, missed_plants
-from load.chaos.report import Injection, faults_table, requests_table
-from load.chaos.site import SCHEDULER, NoTarget, Site, facts, keep_history
+from load.chaos.report import faults_table, requests_table
+from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Streams
-from load.chaos.structured import constrained
-from load.chaos.workload import paper_prompts, poison, requests
-from load.server import OrcaServer, until
+from load.server import until
 from load.trace import HttpRequest
 from services.client.streaming import open_session
 from services.progress import Bar
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
-IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
 SHOWN = 20  # violations that are printed
 ATTEMPTS = 3  # to inject a fault that had no target, or no open stream
 
 
-@dataclass(frozen=True, slots=True)
-class ChaosOptions:
-    """The options of `python -m load.chaos --help`. The server's data and the histories are written to `folder`."""
-
-    folder: Path
-    seconds: float
-    every: float
-    streams: int
-    seed: int
-    length: int
-    model: str
-    engines: int
-    tenants: int
-    deadly_token: int
-    durability: str
-    faults: list[str]
-    refusals: list[int]
-    serve: list[str]
-
-    @property
-    def least(self) -> Least:
-        """One answer per minute for each stream, a quarter of the usual tokens for each answer, one fault in four times
-        `every` seconds: more than half of the time may be lost to faults."""
-        answers = max(1, int(self.streams * self.seconds / 60))
-        return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
-
-    @property
-    def keys(self) -> list[str]:
-        """An API key for each tenant; none if there is only one tenant."""
-        return [f"key-{number}" for number in range(self.tenants)] if self.tenants > 1 else []
-
-
-async def run(options: ChaosOptions) -> bool:
+async def run(ground: Ground) -> bool:
     """Run and print the tables; returns whether all rules held and the checker found all planted violations."""
-    data = options.folder / "data"
-    data.mkdir()
-    flags = ["--model", options.model, "--dtype", "float32", "--engines", str(options.engines), "--gateways", "2"]
-    flags += ["--durability", options.durability, "--deadly-token", str(options.deadly_token)]
-    flags += ["--max-pool-bytes", str(1 << 32), "--keep-ended", "3600"]
-    if options.keys:
-        flags += ["--api-keys", json.dumps({key: f"tenant-{key}" for key in options.keys})]
-    flags += options.serve
-    server = await asyncio.to_thread(start, data, flags)
-    draw = random.Random(options.seed)
-    clients = options.folder / "clients.jsonl"
-    seen: dict[int, float] = {}
-    site: Site | None = None
-    try:
-        async with open_session(server.url) as session:
-            with history.Recorder(clients, time.time) as recorder:
-                streams = Streams(session, recorder, PATIENCE, options.keys)
-                site = make_site(server, flags, streams, options.deadly_token)
-                others = constrained(options.length)
-                kinds = requests(options.length, options.deadly_token, paper_prompts(), others)
-                kinds = random.Random(options.seed).sample(kinds, len(kinds))  # the constrained ones among the others
+    options = ground.options
+    draw, clients, seen = random.Random(options.seed), options.folder / "clients.jsonl", dict[int, float]()
+    async with ground, open_session(ground.url) as session:
+        with history.Recorder(clients, time.time) as recorder:
+            streams, kinds = Streams(session, recorder, PATIENCE, options.keys), ground.requests()
+            ground.begin(streams)
+            if ground.learns:
                 await streams.learn(kinds)
-                print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
-                watching = asyncio.create_task(watch_schedulers(site, seen))
-                injections = await under_load(options, site, streams, kinds, draw)
-            await asyncio.to_thread(site.server.until_idle, IDLE)  # what is left then is a violation
-            watching.cancel()
-    finally:
-        await asyncio.to_thread((site.server if site else server).__exit__)
-    records, transactions = list(history.read(clients)), list(read_transactions(data))
-    made = [i for i in injections if not i.skipped]
-    known = Circumstances(losses(options, made), seen, len(made))
-    verdict = check(records, transactions, options.least, known)
-    held = print_results(options, injections, streams.outcomes, verdict)
-    missed = missed_plants(verdict, records, transactions, draw)
-    print(f"Planted violations: {len(PLANTS) - len(missed)} of {len(PLANTS)} found.", *missed, sep="\n")
+            print(await asyncio.to_thread(ground.facts) + "\n", flush=True)
+            watching = asyncio.create_task(watch_schedulers(ground, seen))
+            injections = await under_load(ground, streams, kinds, draw)
+        await ground.until_idle()
+        watching.cancel()
+    records = list(history.read(clients))
+    made = [injection for injection in injections if not injection.skipped]
+    if extra := ground.table(injections, streams.outcomes, records):
+        print(extra + "\n")
+    histories = ground.histories(records, made)
+    held = [judge(options, one, injections, streams.outcomes, seen, draw) for one in histories]  # prints each
+    return all(held)
+
+
+def judge(
+    options: ChaosOptions,
+    one: History,
+    injections: Sequence[Injection],
+    outcomes: Sequence[Outcome],
+    seen: dict[int, float],
+    draw: random.Random,
+) -> bool:
+    """Check a history and print the tables; returns whether all rules held and all planted violations were found."""
+    made = sum(not injection.skipped for injection in injections)
+    verdict = check(one.records, one.transactions, options.least, Circumstances(one.losses, seen, made))
+    verdict.violations.extend(one.violations)
+    own = [outcome for outcome in outcomes if one.of is None or outcome.number in one.of]
+    print(one.note)
+    held = print_results(options, injections, own, verdict)
+    missed = missed_plants(verdict, one.records, one.transactions, draw)
+    print(f"Planted violations: {len(PLANTS) - len(missed)} of {len(PLANTS)} found.", *missed, sep="\n", flush=True)
     return held and not missed
 
 
 async def under_load(
-    options: ChaosOptions, site: Site, streams: Streams, kinds: list[HttpRequest], draw: random.Random
+    ground: Ground, streams: Streams, kinds: list[HttpRequest], draw: random.Random
 ) -> list[Injection]:
     """Keep streams open for the time of the run and inject faults meanwhile; returns when all streams have ended."""
-    faults = plan(options.faults, int(options.seconds / options.every), draw)
-    over = asyncio.Event()
+    options, over = ground.options, asyncio.Event()
+    kinds_of_faults = [ground.faults[name] for name in options.faults or ground.faults]
+    faults = plan(kinds_of_faults, int(options.seconds / options.every), draw)
     load = asyncio.create_task(streams.keep(kinds, options.streams, over))
     try:
         began = time.monotonic()
         passing = asyncio.create_task(show_time(options.seconds))
-        injections = await inject_faults(site, faults, options.every, options.seconds, streams, options.streams)
+        injections = await inject_faults(ground.site, faults, options.every, options.seconds, streams, options.streams)
         await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
     finally:
         passing.cancel()
@@ -134,41 +101,12 @@ async def show_time(seconds: float) -> None:
             await asyncio.sleep(1.0)
 
 
-async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
+async def watch_schedulers(ground: Ground, seen: dict[int, float]) -> None:
     """Record in `seen` when each scheduler process was last seen alive, until cancelled."""
     while True:
         now = time.time()
-        for pid in await asyncio.to_thread(site.server.pids, SCHEDULER):
-            seen[pid] = now
+        seen |= dict.fromkeys(await asyncio.to_thread(ground.living_schedulers), now)
         await asyncio.sleep(0.25)
-
-
-def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
-    """When the pool's server died (Unix time, s) and may have forgotten something: a second after the fault began,
-    which is the time to find and kill it."""
-    if options.durability == "strict":
-        return []
-    unix = time.time() - time.monotonic()
-    return [unix + i.time + 1.0 for i in made if FAULTS[i.fault].takes_pool]
-
-
-def start(data: Path, flags: list[str], port: int = 0) -> OrcaServer:
-    """A server that is ready and keeps the history of its pool's file."""
-    server = OrcaServer(data, *flags, port=port)
-    server.__enter__()
-    keep_history(data)
-    return server
-
-
-def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_token: int) -> Site:
-    def start_again() -> None:
-        site.server = start(server.data_dir, flags, server.port)
-
-    async def send_poison() -> None:
-        await streams.run(poison(deadly_token))
-
-    site = Site(server, start_again, send_poison)
-    return site
 
 
 async def inject_faults(
@@ -201,13 +139,14 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams, {documents} documents"
+    ended = time.monotonic()
+    outcome = skipped or f"{ended - at:.1f} s, {hit} streams, {documents} documents"
     Bar.write(f"{fault.name}: {outcome}", file=sys.stderr)
-    return Injection(fault.name, at, skipped, hit, documents)
+    return Injection(fault.name, at, skipped, hit, documents, ended)
 
 
 def print_results(
-    options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict
+    options: ChaosOptions, injections: Sequence[Injection], outcomes: Sequence[Outcome], verdict: Verdict
 ) -> bool:
     """Print the tables and everything that is wrong; returns whether nothing is."""
     least = options.least

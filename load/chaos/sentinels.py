@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from load.chaos.certificates import Certificates
 from load.server import free_port
 from services.pool.server.binaries import ServerBinary
 
@@ -71,8 +70,7 @@ class Sentinels:
     """The servers and Sentinels on `folder`, from `start` to `stop`.
 
     `password` is that of the servers, `sentinel_password` that of the Sentinels. `down_after`: seconds without an
-    answer after which a Sentinel takes the master for dead. `options`: further ones of the servers. With `tls`, all
-    connections use it, and servers and clients show a certificate of its authority.
+    answer after which a Sentinel takes the master for dead. `options`: further ones of the servers.
     """
 
     folder: Path
@@ -81,19 +79,19 @@ class Sentinels:
     password: str = ""
     sentinel_password: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
-    tls: Certificates | None = None
     hosts: tuple[str, ...] = field(default_factory=lambda: own_addresses(3))
     servers: list[Server] = field(default_factory=list)
+    scheme: ClassVar[str] = "redis"
 
     @property
     def url(self) -> str:
         login = f":{self.password}@" if self.password else ""
         hosts = ",".join(f"{server.host}:{server.sentinel_port}" for server in self.servers)
-        options = self.tls.of_clients() if self.tls else {}
+        options = self.of_clients()
         if self.sentinel_password:
             options["sentinel_password"] = self.sentinel_password
         query = f"?{urlencode(options)}" if options else ""
-        return f"redis{'s' * bool(self.tls)}+sentinel://{login}{hosts}/{MASTER}{query}"
+        return f"{self.scheme}+sentinel://{login}{hosts}/{MASTER}{query}"
 
     def start(self) -> None:
         """Start all; returns when the replicas follow the first server and the Sentinels know all."""
@@ -123,7 +121,7 @@ class Sentinels:
 
     def start_server(self, server: Server, master: Server | None = None) -> None:
         """Start it on its folder, as a replica of `master`; without one it believes to be the master."""
-        options = WRITTEN | {"bind": server.host, "dir": str(server.folder)} | self._listening(server.port)
+        options = WRITTEN | {"bind": server.host, "dir": str(server.folder)} | self.listening(server.port)
         options |= {"logfile": str(server.folder / "server.log")}
         if self.binary.version >= (7,):
             options |= {"bind-source-addr": server.host, "aof-timestamp-enabled": "yes"}
@@ -144,7 +142,7 @@ class Sentinels:
         first = self.servers[0]
         lines = [
             f"bind {server.host}",
-            *(f"{name} {value}" for name, value in self._listening(server.sentinel_port).items()),
+            *(f"{name} {value}" for name, value in self.listening(server.sentinel_port).items()),
             f"dir {server.folder}",
             f"logfile {server.folder}/sentinel.log",
             "protected-mode no",
@@ -162,8 +160,13 @@ class Sentinels:
         path.write_text("\n".join(lines) + "\n")
         server.sentinel = self._spawn(server, path, "--sentinel")
 
-    def _listening(self, port: int) -> dict[str, str]:
-        return self.tls.of_server(port) if self.tls else {"port": str(port)}
+    def listening(self, port: int) -> dict[str, str]:
+        """The options of a server or a Sentinel that listens on `port`."""
+        return {"port": str(port)}
+
+    def of_clients(self) -> dict[str, str]:
+        """The options of clients, of redis-py and of `redis_url`."""
+        return {}
 
     def _spawn(self, server: Server, config: Path, *more: str) -> subprocess.Popen[bytes]:
         command = [str(self.binary.path), str(config), *more]
@@ -233,7 +236,7 @@ class Sentinels:
         return found.get(b"num-slaves") == found.get(b"num-other-sentinels") == others
 
     def _ask(self, host: str, port: int, password: str, *command: str) -> Any:
-        options: dict[str, Any] = {"ssl": True, **self.tls.of_clients()} if self.tls else {}
+        options: dict[str, Any] = {"ssl": self.scheme == "rediss", **self.of_clients()}
         options |= {"password": password or None, "socket_timeout": 1, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
         try:
             with redis.Redis(host, port, **options) as client:

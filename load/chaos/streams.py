@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import aiohttp
 
@@ -15,6 +16,8 @@ from load.chaos.workload import deviation, difference
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow
+
+UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
 
 
 @dataclass(slots=True)
@@ -130,3 +133,26 @@ class Streams:
         async with asyncio.TaskGroup() as tasks:
             for first in range(count):
                 tasks.create_task(user(first))
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds from a fault until the first and until the last of the streams that were open then continued."""
+
+    first: float
+    last: float
+
+
+def recovery(at: float, outcomes: Sequence[Outcome]) -> Recovery | None:
+    """The recovery from a fault at `at`: the ends of the longest silences that began within `UNDER_WAY`. None if no
+    stream was open."""
+    streams = [[o.began, *o.arrivals] for o in outcomes if o.began < at and (o.end == 0 or o.end > at) and o.arrivals]
+    each = [end for end in (_back(at, times) for times in streams) if end is not None]
+    together = _back(at, sorted(time for times in streams for time in times))
+    return Recovery(together - at, max(each) - at) if each and together is not None else None
+
+
+def _back(at: float, times: Sequence[float]) -> float | None:
+    """When the longest silence that included `at`, or began soon after, ended."""
+    silences = [(end - begin, end) for begin, end in pairwise(times) if end > at and begin < at + UNDER_WAY]
+    return max(silences)[1] if silences else None

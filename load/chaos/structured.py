@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from load.schemas.verdicts import error_of
+import jsonschema
+
 from load.trace import HttpRequest
 from load.workloads import BEGINNINGS, QUESTIONS
 from services.client.sse import Choice, StreamedAnswer
@@ -119,6 +120,16 @@ def error_in(request: HttpRequest, answer: StreamedAnswer) -> str:
     """Why a choice that the model ended itself violates the request's constraint; empty if none does."""
     errors = (_error(request.body, choice) for choice in ended_by_themselves(request, answer))
     return next((error for error in errors if error), "")
+
+
+def error_of(text: str, schema: dict[str, Any]) -> str:
+    """Why `text` is not JSON that is valid by `schema`; empty if it is."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        return f"not JSON, {error}"
+    worst = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(document))
+    return str(worst.message) if worst else ""
 
 
 def _error(body: dict[str, Any], choice: Choice) -> str:

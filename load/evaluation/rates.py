@@ -1,22 +1,62 @@
-"""Curves of latency against throughput as figures, as JSON, and as a panel: what several parts measure."""
+"""Curves of latency against throughput: how they are measured in real time, as figures, as JSON, and as a panel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
-from load.bench.figures import Table
-from load.bench.gpu.bench import Budget, GpuScale
-from load.bench.gpu.end_to_end import REQUEST, Serve, curve
-from load.curves import Curve, Point, curves_panel
+from load.curves import Curve, Point, curves_panel, request_throughput
+from load.in_process import Engine, Setup, run_in_process
 from load.plots import Panel
+from load.report import Table
 from load.trace import Answer, Request
+from load.workloads import any_prompt, poisson
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 
 LOADS = (0.4, 0.7, 0.9)  # shares of the most that a configuration serves
 LEAST = 16  # requests of a trace
+MOST = 256  # requests that are there at once
 LATENCY = "median normalized latency, ms/token"
+ITERATION, REQUEST, EITHER = "iteration-level", "request-level", "batch of"  # with batches of 1 both are the same
+Serve = Callable[[list[Request]], list[Answer]]  # a whole trace
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A scheduler with a max batch size."""
+
+    kind: str
+    max_batch_size: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.max_batch_size}"
+
+    @property
+    def setup(self) -> Setup:
+        scheduler = RequestLevelScheduler if self.kind == REQUEST else Scheduler
+        return Setup(Knobs(self.max_batch_size), scheduler)
+
+
+def serve(engine: Engine, trace: list[Request], variant: Variant) -> list[Answer]:
+    """Run `trace` in real time, to its end. A latency counts from the moment when the request was due."""
+    return since_due(run_in_process(engine, prompted(trace), variant.setup).answers)
+
+
+def prompted(trace: Sequence[Request]) -> list[Request]:
+    """The trace with prompts of the same lengths that share no prefix."""
+    return [replace(request, prompt=any_prompt(len(request.prompt), seed)) for seed, request in enumerate(trace)]
+
+
+def since_due(answers: Sequence[Answer]) -> list[Answer]:
+    """Whole answers whose latencies count from when the requests were due, not from when they were sent."""
+    for answer in answers:
+        expected = answer.request.max_new_tokens
+        assert len(answer.tokens) == expected, f"{len(answer.tokens)} tokens of {expected}"
+        answer.arrived = answer.request.at
+    return list(answers)
 
 
 def measured(
@@ -28,9 +68,13 @@ def measured(
     latency: Callable[[Sequence[Answer]], float],
 ) -> Curve:
     """The curve of `serve`: its peak, then Poisson arrivals for `seconds` at each of LOADS."""
-    scale = GpuScale(lengths=lengths, loads=LOADS, least=LEAST, longest=seconds)
-    first = max(LEAST, 4 * max_batch_size)
-    return curve(label, serve, first, scale, Budget(inf), 1 + len(LOADS), latency)
+    peak = request_throughput(serve(lengths(min(MOST, max(LEAST, 4 * max_batch_size)))))
+    points = []
+    for load in LOADS:
+        rate = load * peak
+        answers = serve(poisson(lengths(max(LEAST, round(rate * seconds))), rate))
+        points.append(Point(request_throughput(answers), latency(answers)))
+    return Curve(label, peak, points)
 
 
 def table_of(curves: Sequence[Curve], unit: float, name: str) -> Table:

@@ -1,4 +1,8 @@
-"""What an evaluation measured, as files: one JSON file for each part, and that of the run before in a folder below."""
+"""What an evaluation measured, as files, and the page that is made of them.
+
+Each part has one JSON file. A file `DATE-NAME.md` beside them holds results of another machine or of a program that is
+gone, as Markdown; the page includes it as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load.bench.figures import Figures
+from load.evaluation import parts
 from load.evaluation.bench import Found
-from load.report import machine
+from load.plots import draw
+from load.report import Figures, machine, tables
 from load.server import ROOT
 
-EARLIER = "earlier"  # the folder of the run before
+ABOUT = """# Measurements
+
+Written by `python -m load.evaluation` (`make evaluate`); [how it measures](load.md#the-evaluation). Each section names
+its machine and its date: compare figures within a section only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +43,17 @@ class Result:
     series: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def found(self) -> Found:
-        return Found(self.figures, self.series)
-
-    @property
     def about(self) -> str:
         """A line on where these figures come from."""
         source = f", commit `{self.commit}`" if self.commit else ""
         took = f"{self.took:.0f} s with `--seconds {self.seconds:g}`"
         return f"{self.machine}; {self.model}; {self.at} UTC{source}; {took}; load average before: {self.load:.1f}."
+
+    def section(self, about: str, plots: list[str]) -> str:
+        """Markdown: the part's plots, named relative to the page, where the figures come from, and its tables."""
+        lines = [f"## {self.part}", f"{about[0].upper()}{about[1:]}.", self.about]
+        lines += [f"![{about}]({plot})" for plot in plots]
+        return "\n\n".join([*lines, *tables(self.figures)])
 
 
 class Clock:
@@ -53,33 +63,34 @@ class Clock:
         self._began, self._load = time.monotonic(), os.getloadavg()[0]
 
     def result(self, part: str, model: str, seconds: float, found: Found) -> Result:
-        return Result(
-            part,
-            machine(),
-            model,
-            time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-            _commit(),
-            self._load,
-            time.monotonic() - self._began,
-            seconds,
-            found.figures,
-            found.series,
-        )
+        at, took = time.strftime("%Y-%m-%d %H:%M", time.gmtime()), time.monotonic() - self._began
+        told = machine(), model, at, _commit(), self._load, took, seconds
+        return Result(part, *told, found.figures, found.series)
 
 
 def save(folder: Path, result: Result) -> None:
-    """Write the part's file; one that is there already becomes that of the run before."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{result.part}.json"
-    if file.exists():
-        (folder / EARLIER).mkdir(exist_ok=True)
-        file.replace(folder / EARLIER / file.name)
-    file.write_text(json.dumps(asdict(result)) + "\n")
+    (folder / f"{result.part}.json").write_text(json.dumps(asdict(result)) + "\n")
 
 
 def read(folder: Path) -> dict[str, Result]:
-    """The results in this folder, by part; none if there is no such folder."""
+    """The results in this folder, by part."""
     return {file.stem: Result(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))}
+
+
+def write(folder: Path, page: Path) -> None:
+    """Draw all plots of the results in `folder`, and write the page, whose links lead there."""
+    results, sections = read(folder), [ABOUT]
+    for name, part in parts.known().items():
+        if name in results:
+            result = results[name]
+            plots = part.plots(Found(result.figures, result.series))
+            for file, panels in plots.items():
+                draw(folder / f"{file}.png", panels, f"{result.model}; {result.machine}")
+            links = [(folder / f"{file}.png").relative_to(page.parent).as_posix() for file in plots]
+            sections.append(result.section(part.HELP, links))
+    sections += [file.read_text().strip() for file in sorted(folder.glob("*.md"), reverse=True)]
+    page.write_text("\n\n".join(sections) + "\n")
 
 
 def _commit() -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from load.options import parser as part_parser
 from load.recording import BATCH, POLICIES, Recording, example, file_of
-from load.simulation import article, headline, paper, plan
+from load.simulation import headline, paper, plan
 from load.simulation.cost import TABLE_1
 from load.simulation.world import Policy, run_simulated
 from services.progress import print_beside
 
 RATE = 14.0  # requests per second of the recorded trace
-PARTS = {"headline": headline, "paper": paper, "article": article, "plan": plan}
+PARTS = {"headline": headline, "paper": paper, "plan": plan}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,7 +13,6 @@ from load.curves import (
     best_at,
     curves_panel,
     median_normalized_latency,
-    request_throughput,
     sweep,
 )
 from load.plots import draw
@@ -28,9 +27,6 @@ from services.progress import Bar
 
 HELP = "figures 10 and 11 of the paper: Orca against FasterTransformer"
 BEST = ((1, 1), (8, 8))  # (max batch size, micro-batch size) of FasterTransformer, as the paper found
-OTHERS = ((2, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 4), (16, 8), (16, 16), (32, 16), (32, 32))
-MEAN_INPUT = 272  # tokens of a request of section 6.2's trace
-MEAN_TOKENS = 336  # tokens in and out of a request of section 6.2's trace
 HOMOGENEOUS = ((32, 32), (128, 32))  # tokens in and out in section 6.1; the text does not give those of figure 11
 SHOWN = (0.1, 0.5, 0.7, 0.9, 1.0)  # of LOADS
 BATCHES = (1, 2, 4, 8, 16, 32)  # of the engine alone
@@ -49,10 +45,6 @@ class Scale:
     each: int = 4
     baseline: int = 512  # for FasterTransformer, which costs less to simulate
 
-    @property
-    def largest(self) -> int:
-        return self.requests(max(self.batch_sizes))
-
     def requests(self, batch_size: int) -> int:
         return self.least + self.each * batch_size
 
@@ -67,12 +59,6 @@ def report(models: Models, scale: Scale, out: Path | None) -> str:
     parts = [models_table(models), engines_table(models)]
     parts += [f"### Figure 10: {name}\n\n{curves_table(of_model)}" for name, of_model in curves.items()]
     parts += [f"### Throughput at the same latency\n\n{gains_table(models, curves)}"]
-    parts += [f"### Uneven batches\n\n{uneven_batches(models, scale.largest)}"]
-    trace = paper_lengths(scale.baseline)
-    parts += [f"### Peaks of FasterTransformer\n\n{peaks_table(models, BEST + OTHERS, trace)}"]
-    inputs_alike = [sized(MEAN_INPUT, request.max_new_tokens) for request in trace]
-    title = f"### Peaks of FasterTransformer, all inputs of {MEAN_INPUT} tokens"
-    parts += [f"{title}\n\n{peaks_table(models, BEST, inputs_alike)}"]
     if out:
         plot_figure_10(out / "figure_10.png", curves)
     if "175B" in models:
@@ -98,21 +84,6 @@ def figure_11(partition: Partition, scale: Scale, prompt: int, output: int) -> l
         return statistics.median(answer.latency for answer in answers)
 
     return _figure(partition, scale, lambda requests: [sized(prompt, output)] * requests, median)
-
-
-def uneven_batches(models: Models, requests: int) -> str:
-    """Peak throughput where memory holds fewer requests than `max_bs` for each stage: the first batch then takes all
-    it may, and the others what is left."""
-    trace = paper_lengths(requests)
-    rows = []
-    for name, partition in models.items():
-        if partition.stages == 1:
-            continue
-        held = partition.num_slots // MEAN_TOKENS
-        for max_bs in sorted((64, held // partition.stages, 128)):
-            peak = request_throughput(run_simulated(trace, partition, _policy(partition, max_bs)))
-            rows.append([name, partition.stages, held, max_bs, f"{peak:.2f}"])
-    return table(["model", "stages", "requests that fit", "max_bs", "peak, requests/s"], rows)
 
 
 def _figure(
@@ -186,18 +157,6 @@ def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
             reached = f"{over}{orca[0]:.2f} {orca[1]}"
             rows.append([name, f"{level * 1e3:.0f}", what, f"{ft[0]:.3f} {ft[1]}", reached, ratio])
     return table(head, rows)
-
-
-def peaks_table(models: Models, configurations: tuple[tuple[int, int], ...], trace: list[Request]) -> str:
-    """The peak throughput of FasterTransformer in requests/s; empty where the batch does not fit."""
-    rows = []
-    for name, p in models.items():
-        cells = [
-            f"{request_throughput(faster_transformer.serve(trace, p, *of)):.2f}" if of[0] <= largest_batch(p) else ""
-            for of in configurations
-        ]
-        rows.append([name, *cells])
-    return table(["(max_bs, mbs)", *map(str, configurations)], rows)
 
 
 def plot_figure_10(path: Path, of_models: dict[str, list[Curve]]) -> None:

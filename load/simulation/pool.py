@@ -66,8 +66,8 @@ class SimulatedPool(ReferencePool):
 class Price:
     """Seconds of the pool server's processor.
 
-    The defaults are those of Valkey 8.1 on a machine with two cores: `submit` and `token` of docs/benchmarks.md (part
-    `pool`, "in the server"), the others of the part `shards` with one shard (docs/sharding.md).
+    The defaults are those of Valkey 8.1 on a machine with two cores: `submit` and `token` of calls
+    one by one, the others of runs with one shard (docs/sharding.md).
     """
 
     submit: float = 0.12e-3

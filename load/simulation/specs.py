@@ -2,15 +2,13 @@
 
 The figures of a GPU are what it reaches, not what its data sheet promises; each has its source:
 
-- [A100], [H100]: NVIDIA's data sheets of the SXM boards. Memory is counted in GiB, as the driver does.
+- [A100]: NVIDIA's data sheet of the SXM board. Memory is counted in GiB, as the driver does.
 - [Azure]: ND96asr A100 v4 (the paper's machine, section 6): an adapter of 200 Gb/s for each GPU.
 - [MAMF]: "Maximum achievable matmul FLOPS" in S. Bekman, Machine Learning Engineering
-  (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 267.9, H100 SXM 792.1 TFLOP/s of bf16.
+  (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 267.9 TFLOP/s of bf16.
 - [Calculon]: M. Isaev et al., Calculon, SC '23 (github.com/calculon-ai/calculon, systems/a100_80e.json): an operation
   that moves 100 MB reaches 0.90 of the memory's peak of an A100, smaller ones less; NVLink reaches 0.65 of 300 GB/s on
-  an A100, 0.6 of 450 GB/s on an H100; a network adapter 0.9.
-- [H200]: a device-to-device copy on an H200 moved 4.3 TB/s of 4.8, measured for this project: 0.896, taken for reads of
-  any size on an H100.
+  an A100; a network adapter 0.9.
 - [NCCL]: the cost model in NCCL's own source (graph/tuning.cc, baseLatencies, hwLatencies, llMaxBws; ring on NVLink).
 - [vLLM]: its default `gpu_memory_utilization` of 0.9: weights and KV blocks together; the rest is for activations.
 """
@@ -79,20 +77,6 @@ A100_40GB = Gpu(
     reads=((100e6, 0.90), (10e6, 0.75), (1e6, 0.6), (0.0, 0.3)),  # [Calculon]
 )
 
-H100_80GB = Gpu(
-    "H100-80GB",
-    memory=80 * GIB * USABLE_MEMORY,
-    bandwidth=3350e9,  # [H100]
-    rate=792.1e12,  # [MAMF]
-    rings=(
-        RingProtocol(6.6e-6, 0.6e-6, 141.0e9),  # [NCCL]: LL, Hopper, one node
-        RingProtocol(8.4e-6, 3.4e-6, 450e9 * 0.6),  # [NCCL]: Simple; [Calculon]
-    ),
-    adapter=50e9 * ADAPTER_EFFICIENCY,  # 400 Gb/s, as in DGX H100
-    reads=((0.0, 0.896),),  # [H200]
-)
-
-
 ELEMENT = 2  # bytes of a weight, a key or an activation: fp16 in the paper, bf16 elsewhere
 
 
@@ -150,16 +134,3 @@ GPT_13B = gpt("13B", 40, 5_120)
 GPT_101B = gpt("101B", 80, 10_240)
 GPT_175B = gpt("175B", 96, 12_288)
 GPT_341B = gpt("341B", 120, 15_360)
-
-# Llama 2 70B (arXiv 2307.09288 and its config.json): 64 query heads over 8 of keys and values, MLP of 28,672.
-LLAMA_70B = Model(
-    "Llama 70B",
-    layers=80,
-    hidden=8192,
-    linear=(8192 * (8192 + 2 * 1024), 8192 * 8192, 2 * 8192 * 28_672, 28_672 * 8192),
-    query_width=8192,
-    kv_width=2 * 1024,
-    vocabulary=32_000,
-    embeddings=2,
-    max_model_len=4096,
-)

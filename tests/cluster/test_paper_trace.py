@@ -1,7 +1,4 @@
-"""Six requests of the paper's trace at once: exact lengths, and the tokens that the stock model chooses alone.
-
-`make verify` runs the whole trace.
-"""
+"""Requests of the paper's trace at once: exact lengths, and the tokens that the stock model chooses alone."""
 
 from __future__ import annotations
 
@@ -9,21 +6,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from stock_model import load_stock
 
 from load.options import Options
 from load.over_http import run_over_http
 from load.server import OrcaServer
-from load.stock import load_stock
 from load.workloads import paper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-LONGEST = 32  # tokens
+WHOLE = pytest.param(64, 128, marks=pytest.mark.chaos)
 
 
-async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaServer) -> None:
-    """Each token is the likeliest after all before it, which is what greedy `generate()` means (see `make verify`)."""
-    requests = [replace(request, max_new_tokens=min(request.max_new_tokens, LONGEST)) for request in paper(6)]
+@pytest.mark.parametrize(("count", "longest"), [(6, 32), WHOLE])
+async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaServer, count: int, longest: int) -> None:
+    """Each token is the likeliest after all before it, which is what greedy `generate()` means. `longest`: tokens."""
+    requests = [replace(request, max_new_tokens=min(request.max_new_tokens, longest)) for request in paper(count)]
     before = server.metrics()
     run = await run_over_http(server.url, requests)
     after = server.metrics()

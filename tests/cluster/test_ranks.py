@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stock_model import oracle
 from tiny_models import make_tiny_model
 
 from load.options import Options
 from load.over_http import run_over_http
 from load.server import OrcaServer, until
-from load.stock import oracle
 from load.trace import Request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import signal
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
+from span_collector import Collector, ReceivedSpan
 
 from actors.cluster.environment import RAY_FOLDER
 from load.server import OrcaServer
-from load.traces.__main__ import follow
-from load.traces.collector import Collector, ReceivedSpan
+from services.tracing import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 TOKENS = 240
+PROMPT = "Tell me about the ocean."
+SPANS = [names.REQUEST, names.TENURE, names.ENGINE]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +37,24 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     endpoint = ("--otlp-traces-endpoint", collector.endpoint)
     with OrcaServer(tmp_path_factory.mktemp("traced"), *flags, *endpoint) as server:
         yield server
+
+
+def follow(server: OrcaServer, collector: Collector, tokens: int, kill: str = "") -> list[ReceivedSpan]:
+    """Stream a completion of so many tokens and return the spans of its trace. `kill`: the process, scheduler or
+    engine, that is killed when half of the tokens have arrived; empty: none."""
+    trace = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    body = {"prompt": PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+    arrived = 0
+    victim = server.scheduler() if kill == "scheduler" else server.engine()  # asked before: asking takes its time
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=120) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                arrived += 1
+                if kill and arrived == tokens // 2:
+                    os.kill(victim, signal.SIGKILL)
+    return collector.until([*SPANS, *([names.TENURE] if kill else [])], trace)
 
 
 def tenures(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:

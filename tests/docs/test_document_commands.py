@@ -6,18 +6,20 @@ import re
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from load.bench.__main__ import parts
+from load.bench.__main__ import PARTS
+from load.evaluation.parts import known
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
 MODULE = re.compile(r"\bpython3? -m ([\w.]+)")
-BENCH = re.compile(r"\bload\.bench((?: --part [a-z]\w+)+)")
+PART = re.compile(r"\bload\.(bench|evaluation)((?: --part [a-z]\w+)+)")
 TEST = re.compile(r"\btest_\w+\.py\b")
 MAKE = re.compile(r"(?:^|`)make ([a-z][\w-]*)", re.MULTILINE)
 
 
-def texts(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+def texts(pattern: re.Pattern[str]) -> list[tuple[str, Any]]:
     """What `pattern` finds, with the document that has it."""
     named = ((document.relative_to(ROOT).as_posix(), document.read_text()) for document in DOCUMENTS)
     return sorted(set(chain.from_iterable(((name, found) for found in pattern.findall(text)) for name, text in named)))
@@ -38,10 +40,11 @@ def test_the_modules_that_are_run_exist() -> None:
     assert [(document, module) for document, module in named if not runs(module)] == []
 
 
-def test_the_parts_of_the_benchmark_exist() -> None:
-    named = [(document, part) for document, found in texts(BENCH) for part in found.replace("--part", "").split()]
-    assert len(named) > 10
-    assert [(document, part) for document, part in named if part not in parts()] == []
+def test_the_parts_that_are_named_exist() -> None:
+    parts = {"bench": PARTS.keys(), "evaluation": known().keys()}
+    named = [(program, part) for _, (program, found) in texts(PART) for part in found.replace("--part", "").split()]
+    assert named
+    assert [(program, part) for program, part in named if part not in parts[program]] == []
 
 
 def test_the_files_of_tests_exist() -> None:

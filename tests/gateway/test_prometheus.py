@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
 from clients import wait_until
 from stack import Stack
 
-from load.monitoring import ask, backwards, prometheus
+from load.server import ROOT, free_port
+from services.metrics.declared import COUNTERS, HISTOGRAMS
 from services.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
 TOKENS = 7
+FOLDER = ROOT / "deploy" / "monitoring"
 PATIENCE = 30.0  # seconds for Prometheus to start, and to read what was counted
 
 
@@ -51,3 +58,36 @@ def test_each_gateway_gives_the_sums_of_both_and_none_goes_backwards(
                 )
             assert len(ask(address, "query", query=f'orca:gateway_requests{{instance="{instances[0]}"}}')) == 2
             assert backwards(address) == 0
+
+
+@contextmanager
+def prometheus(folder: Path, *targets: str) -> Iterator[str]:
+    """Prometheus with the configuration of `deploy/monitoring`, which scrapes `targets` each second; its address."""
+    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(FOLDER / "alerts.yml")]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": list(targets)}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    flags = {"config.file": f"{folder}/prometheus.yml", "storage.tsdb.path": f"{folder}/data"}
+    flags |= {"web.listen-address": address, "log.level": "error"}
+    process = subprocess.Popen(["prometheus", *(f"--{name}={value}" for name, value in flags.items())])
+    try:
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def ask(address: str, kind: str, **parameters: Any) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{address}/api/v1/{kind}", params=parameters, timeout=PATIENCE)
+    answer.raise_for_status()
+    result: list[dict[str, Any]] = answer.json()["data"]["result"]
+    return result
+
+
+def backwards(address: str) -> float:
+    """Series of sums that were ever smaller than before."""
+    sums = [f"{name}_total" for name in COUNTERS]
+    sums += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")]
+    return float(sum(len(ask(address, "query", query=f"resets({name}[1h]) > 0")) for name in sums))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from span_collector import Collector, ReceivedSpan
 from stack import SEAT, Stack
 
-from load.traces.collector import Collector, ReceivedSpan
-from load.traces.waterfall import as_svg, as_text
 from services.settings.settings import Settings
 from services.tracing import tracer
 
@@ -125,14 +124,6 @@ def test_a_request_that_fails_says_why(http: httpx.Client, collector: Collector)
     tenure = by_name(collector.until(["llm_request", "tenure"], trace))["tenure"]
     assert tenure.error
     assert tenure.attributes["gen_ai.response.finish_reasons"] == ["error"]
-
-
-def test_a_waterfall_shows_each_span_below_its_parent(http: httpx.Client, collector: Collector) -> None:
-    trace, _ = traced(http)
-    spans = collector.until([*GATEWAY, *SCHEDULER, "decode"], trace)
-    lines = as_text(spans).splitlines()
-    assert [line.split()[0] for line in lines if line.startswith(" " * 4)] == ["engine", "prefill", "decode"]
-    assert as_svg(spans, "a < b").count("<rect") == 1 + len(spans)
 
 
 def test_requests_are_answered_while_the_collector_is_away(

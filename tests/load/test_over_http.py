@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from load.over_http import run_over_http
+import orjson
+
+from load.over_http import NO_ID, run_over_http
 from load.trace import Request
 from tests.services.client.sse_server import Asked, Reply, SseServer, frame
 from tests.services.client.streams import chunks_of, events
@@ -30,3 +32,17 @@ async def test_answers_have_tokens_and_times_also_over_a_connection_that_breaks(
     assert run.seconds == run.answers[1].times[-1] > 0.2
     assert [body["prompt"] for body in bodies] == [[1, 2], [3]]
     assert [body["max_tokens"] for body in bodies] == [3, 3]
+
+
+async def test_a_server_that_names_no_ids_sends_a_token_in_each_event_with_text() -> None:
+    texts = ["a", "", "b", ""]
+    sent = [{"choices": [{"index": 0, "text": text, "finish_reason": None}]} for text in texts]
+    sent[-1]["choices"][0]["finish_reason"] = "length"
+    usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}}
+    with SseServer() as server:
+        server.reply = lambda asked: Reply(
+            [frame(orjson.dumps(one), "") for one in [*sent, usage]] + [frame(b"[DONE]", "")]
+        )
+        run = await run_over_http(server.url, [Request([1, 2], 4)])
+    assert run.outputs == [[NO_ID] * 4]
+    assert len(run.answers[0].times) == 4

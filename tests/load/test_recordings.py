@@ -7,11 +7,8 @@ from typing import Any
 
 import orjson
 
-from load.bench import record as in_process
 from load.recording import BATCH, POLICIES, example, file_of
 from load.simulation import __main__ as simulate
-from services.engine.null import NullEngine
-from services.messages import EngineFigures
 
 
 def iterations(file: Path) -> list[dict[str, Any]]:
@@ -59,9 +56,3 @@ def test_the_simulator_records_both_policies(tmp_path: Path) -> None:
     assert all(file_of(tmp_path, policy).stat().st_size < 50_000 for policy in POLICIES)
     slow, fast = (iterations(file_of(tmp_path, policy))[-1]["at"] for policy in POLICIES)
     assert slow > fast, "virtual times"
-
-
-def test_an_engine_in_process_is_recorded_too(tmp_path: Path) -> None:
-    engine = NullEngine(EngineFigures("m", 1024, 512, 16, 50_000, "null"))
-    in_process.record(engine, tmp_path, rate=1000.0)
-    check(tmp_path)

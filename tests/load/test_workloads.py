@@ -1,7 +1,7 @@
 """The traces are those of the published figures."""
 
-from load.trace import HttpRequest, Request
-from load.workloads import equal_size, paper, short_long_mix, single
+from load.trace import HttpRequest
+from load.workloads import paper
 
 
 def test_the_papers_trace() -> None:
@@ -11,16 +11,6 @@ def test_the_papers_trace() -> None:
     assert sum(request.max_new_tokens for request in trace) == 3_871
     assert paper(8) == trace[:8]
     assert paper(8, seed=1) != trace[:8]
-
-
-def test_the_walkthroughs_workloads() -> None:
-    def sizes(requests: list[Request]) -> list[tuple[int, int]]:
-        return [(len(request.prompt), request.max_new_tokens) for request in requests]
-
-    assert sizes(short_long_mix(3)) == [(32, 32), (512, 128), (32, 32)]
-    assert len(short_long_mix()) == 16
-    assert sizes(equal_size()) == [(128, 128)] * 16
-    assert sizes(single()) == [(128, 128)]
 
 
 def test_the_choices_of_an_http_request() -> None:

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from load.evaluation.parts import article, figure_10, figure_11, over_http, overload, recovery, tinyorca, vllm
+from load.evaluation.parts import (
+    figure_10,
+    figure_11,
+    neighbours,
+    over_http,
+    overload,
+    peers,
+    plane,
+    recovery,
+    start,
+)
 
-ORDER = (figure_10, figure_11, tinyorca, article, over_http, recovery, overload, vllm)
+ORDER = (figure_10, figure_11, over_http, recovery, overload, neighbours, plane, start, peers)
 
 
 def known() -> dict[str, ModuleType]:

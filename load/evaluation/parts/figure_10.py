@@ -8,12 +8,24 @@ request was due to its last token, divided by its output tokens.
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
-from load.bench.figures import Table
-from load.bench.gpu.end_to_end import EITHER, ITERATION, REQUEST, Variant, gains, serve
-from load.curves import Curve, median_normalized_latency
+from load.curves import Curve, best_at, median_normalized_latency
 from load.evaluation.bench import Bench, Found, Plots
-from load.evaluation.rates import LATENCY, from_json, measured, panel, table_of, to_json
+from load.evaluation.rates import (
+    EITHER,
+    ITERATION,
+    LATENCY,
+    REQUEST,
+    Variant,
+    from_json,
+    measured,
+    panel,
+    serve,
+    table_of,
+    to_json,
+)
+from load.report import Table
 from load.workloads import paper_lengths, sized
 
 HELP = "figure 10: median normalized latency against throughput, iteration-level and request-level scheduling"
@@ -44,7 +56,10 @@ def measure(bench: Bench) -> Found:
         )
         for variant in VARIANTS
     ]
-    figures = {CURVES: table_of(curves, 1e3, "ms/token"), SAME: _gains(curves, alone)}
+    figures = {
+        CURVES: table_of(curves, 1e3, "ms/token"),
+        SAME: gains(curves, {f"{times} times a lone request's": times * alone for times in LEVELS}),
+    }
     return Found(figures, {"curves": to_json(curves)})
 
 
@@ -53,12 +68,18 @@ def plots(found: Found) -> Plots:
     return {"figure_10": [panel("Iteration-level and request-level scheduling", LATENCY, curves, 1e3)]}
 
 
-def _gains(curves: list[Curve], alone: float) -> Table:
-    levels = {f"{times} times a lone request's": times * alone for times in LEVELS}
+def gains(curves: list[Curve], levels: dict[str, float]) -> Table:
+    """Requests/s of the best configuration of each policy at each of these latencies (seconds a token), and at any.
+    There is no ratio where the baseline does not reach that latency under any load."""
+    of = {
+        REQUEST: [curve for curve in curves if not curve.label.startswith(ITERATION)],
+        ITERATION: [curve for curve in curves if not curve.label.startswith(REQUEST)],
+    }
     rows: Table = {}
-    for found in gains(curves, levels):
-        cells = {"ms/token": (found["latency"] or 0.0) * 1e3, REQUEST: found[REQUEST], ITERATION: found[ITERATION]}
-        if found["latency"] is None:
-            del cells["ms/token"]
-        rows[found["what"]] = cells | ({"ratio": found["ratio"]} if found["ratio"] else {})
+    for what, level in [*levels.items(), ("any: the most they serve", inf)]:
+        rows[what] = {} if level == inf else {"ms/token": 1e3 * level}
+        for kind, own in of.items():
+            rows[what][kind] = max(curve.peak for curve in own) if level == inf else best_at(own, level)[0]
+        if base := rows[what][REQUEST]:
+            rows[what]["ratio"] = rows[what][ITERATION] / base
     return rows

@@ -6,9 +6,18 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
-from load.bench.gpu.end_to_end import ITERATION, REQUEST, Variant, serve
 from load.evaluation.bench import Bench, Found, Plots
-from load.evaluation.rates import from_json, measured, panel, table_of, to_json
+from load.evaluation.rates import (
+    ITERATION,
+    REQUEST,
+    Variant,
+    from_json,
+    measured,
+    panel,
+    serve,
+    table_of,
+    to_json,
+)
 from load.simulation.paper import HOMOGENEOUS
 from load.trace import Answer, Request
 from load.workloads import sized

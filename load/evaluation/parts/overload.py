@@ -1,44 +1,74 @@
-"""More requests than the server can answer: answers per second and waiting, at multiples of its capacity."""
+"""More requests than the server can answer: answers per second, waiting, refusals and `/health`, at multiples of its
+capacity."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event as Flag
 
-from load.bench.figures import Table
-from load.bench.overload import PATIENCE, TOKENS, Results, capacity, open_loop
-from load.bench.vitals import SETTLED
+import aiohttp
+import httpx
+
 from load.evaluation.bench import Bench, Found, Plots
 from load.plots import Line, Panel
-from load.report import quantile
+from load.report import Table, quantile
+from services.client.streaming import open_session
 
-HELP = "arrivals at 0.5 to 4 times what the server can answer"
-TIMES = (0.5, 1.0, 2.0, 4.0)
+HELP = "arrivals at 0.5 to 10 times what the server can answer"
+PATIENCE = 20.0  # seconds after which a client leaves
+TOKENS = 64
+TIMES = (0.5, 1.0, 2.0, 4.0, 10.0)
 CLIENTS = 32  # that keep the batch full while the capacity is measured
 LEAST = 10.0  # seconds in which it is measured
+PROBE = 0.2  # seconds between requests of /health
+SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 TITLE = f"Requests of {TOKENS} tokens out; clients leave after {PATIENCE:.0f} s"
 ARRIVING, ANSWERED = "arriving, requests/s", "answered, requests/s"
 MEDIAN, P99 = "median TTFT, s", "P99 TTFT, s"
 
 
+@dataclass(slots=True)
+class Results:
+    """The results of one open loop; times in seconds. `ends`: when the whole answers ended, on the monotonic clock."""
+
+    sent: int = 0
+    ends: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)  # of whole answers
+    refused: list[float] = field(default_factory=list)
+    left: int = 0
+    failed: int = 0
+
+
 def measure(bench: Bench) -> Found:
     rows: Table = {}
     with bench.server() as server:
-        seconds = max(LEAST, bench.seconds)
-        most = asyncio.run(capacity(server.url, CLIENTS, seconds))
+        most = asyncio.run(capacity(server.url, CLIENTS, max(LEAST, bench.seconds)))
         if not most:
-            raise RuntimeError(f"{CLIENTS} clients had no answer of {TOKENS} tokens in {seconds} s")
+            raise RuntimeError(f"{CLIENTS} clients had no answer of {TOKENS} tokens")
         for times in TIMES:
-            results, half = asyncio.run(open_loop(server.url, times * most, 2 * bench.seconds))
-            rows[f"{times:g} times the capacity"] = cells(results, times * most, half)
+            with probed(server.url) as looks:
+                results, half = asyncio.run(open_loop(server.url, times * most, 2 * bench.seconds))
+            rows[f"{times:g} times the capacity"] = cells(results, times * most, half, looks)
             server.until_idle(SETTLED)
     return Found({TITLE: rows}, {"capacity": most})
 
 
-def cells(results: Results, rate: float, answered: float) -> dict[str, float]:
-    """`answered`: requests/s in the second half of the time."""
-    first = {MEDIAN: quantile(results.first, 0.5), P99: quantile(results.first, 0.99)} if results.first else {}
+def cells(results: Results, rate: float, answered: float, looks: list[float]) -> dict[str, float]:
+    """`answered`: requests/s in the second half of the time. `looks`: seconds of each request of /health."""
+    found = {ARRIVING: rate, ANSWERED: answered}
+    if results.first:
+        found |= {MEDIAN: quantile(results.first, 0.5), P99: quantile(results.first, 0.99)}
+    if results.refused:
+        found["P99 of a refusal, s"] = quantile(results.refused, 0.99)
+    if looks:
+        found["slowest `/health`, s"] = max(looks)
     counts = {"sent": results.sent, "refused": len(results.refused), "left": results.left, "failed": results.failed}
-    return {ARRIVING: rate, ANSWERED: answered, **first, **{name: float(count) for name, count in counts.items()}}
+    return found | {name: float(count) for name, count in counts.items()}
 
 
 def plots(found: Found) -> Plots:
@@ -57,3 +87,93 @@ def plots(found: Found) -> Plots:
             Panel("Waiting under overload", ARRIVING, "seconds to the first token", waits, x_least=0.0),
         ]
     }
+
+
+async def one(session: aiohttp.ClientSession, number: int, results: Results, patience: float = PATIENCE) -> None:
+    """A client: sends a request and reads the stream to its end, or leaves after `patience` seconds."""
+    body = {"prompt": f"Story {number}:", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+    results.sent += 1
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(patience), session.post("/v1/completions", json=body) as response:
+            if response.status in (429, 503):
+                await response.read()
+                results.refused.append(time.monotonic() - began)
+                return
+            first, tail = 0.0, b""
+            async for part in response.content.iter_any():
+                first = first or (time.monotonic() - began if b"data:" in part else 0.0)
+                tail = (tail + part)[-40:]
+            if b"[DONE]" in tail:
+                results.first.append(first)
+                results.ends.append(time.monotonic())
+            else:
+                results.failed += 1
+    except TimeoutError:
+        results.left += 1
+    except (aiohttp.ClientError, OSError):
+        results.failed += 1
+
+
+async def capacity(url: str, clients: int, seconds: float) -> float:
+    """Answers per second of `clients` clients that keep the batch full; the first third of the time is not counted."""
+    results, began = Results(), time.monotonic()
+
+    async def ask_on(session: aiohttp.ClientSession, client: int) -> None:
+        while time.monotonic() - began < seconds:
+            await one(session, client, results, 10 * PATIENCE)
+
+    async with open_session(url) as session:
+        await asyncio.gather(*(ask_on(session, client) for client in range(clients)))
+    return sum(seconds / 3 < end - began < seconds for end in results.ends) / (seconds * 2 / 3)
+
+
+async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, float]:
+    """Clients that arrive at `rate` per second, whatever happens to earlier ones; at the end all leave.
+
+    Returns their results, and the answers per second in the second half of the time.
+    """
+    results, began = Results(), time.monotonic()
+    tasks = []
+    async with open_session(url) as session:
+        for number in range(int(rate * seconds)):
+            if (wait := began + number / rate - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            elif number % 16 == 0:
+                await asyncio.sleep(0)  # this process is late: let the requests that were sent proceed
+            tasks.append(asyncio.create_task(one(session, number, results)))
+        half = sum(end - began > seconds / 2 for end in results.ends) / (time.monotonic() - began - seconds / 2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return results, half
+
+
+@contextlib.contextmanager
+def probed(url: str) -> Iterator[list[float]]:
+    """Probe /health from another process meanwhile; the list has the seconds of each answer afterwards, infinity for
+    one that did not come."""
+    times: list[float] = []
+    stop = multiprocessing.Event()
+    out: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
+    watcher = multiprocessing.Process(target=_probe, args=(url, stop, out))
+    watcher.start()
+    try:
+        yield times
+    finally:
+        stop.set()
+        times += out.get()
+        watcher.join()
+
+
+def _probe(url: str, stop: Flag, out: multiprocessing.Queue[list[float]]) -> None:
+    times = []
+    with httpx.Client(timeout=2.0) as client:
+        while not stop.wait(PROBE):
+            began = time.monotonic()
+            try:
+                fine = client.get(url + "/health").status_code == 200
+            except httpx.HTTPError:
+                fine = False
+            times.append(time.monotonic() - began if fine else float("inf"))
+    out.put(times)

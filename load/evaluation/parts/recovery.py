@@ -1,30 +1,62 @@
-"""Streams through a kill: the time between tokens before and after SIGKILL of the engine or of its scheduler."""
+"""How soon streams continue after the scheduler or the engine was killed, and where the time goes."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import aiohttp
 
-from load.bench.figures import Table
-from load.bench.parts.recovery import PATIENCE, Kill, kill, longest_gap, request
-from load.chaos.streams import Streams
+from load.chaos.site import loaded_engine, owning_schedulers
+from load.chaos.streams import Outcome, Streams, recovery
 from load.evaluation.bench import Bench, Found, Plots
 from load.plots import Line, Panel
+from load.report import Table
 from load.server import OrcaServer, until
+from load.trace import HttpRequest, Request
 from load.workloads import any_prompt
 from services.client.streaming import open_session
 
-HELP = "streams through a kill: time between tokens over time"
+HELP = "streams through a kill of the engine and of its scheduler: time between tokens, and the phases of the recovery"
 STREAMS, PROMPT = 8, 64
 RATE = 20  # tokens of each stream for each second of `Bench.seconds`
 LEAST = 120  # tokens of each stream
 UNDER_WAY = 40  # tokens of each stream before the kill
-VICTIMS = ("engine", "scheduler")
+PATIENCE = 120.0  # seconds
 BEFORE, AFTER = 1.5, 3.0  # seconds that the plot shows
+PHASED = (16, 500, 40, 8)  # streams with longer prompts: their number, tokens in, out, and before the kill
+MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
+PHASES = ("detection", "seat", "attachment", "recomputation")
 TITLE = f"{STREAMS} streams; each answer is the undisturbed one"
+SECONDS = f"Seconds after SIGKILL, {PHASED[0]} streams with prompts of {PHASED[1]} tokens"
+PLOTTED = ("engine", "scheduler")
+VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
+    "scheduler": owning_schedulers,
+    "engine": lambda server: [loaded_engine(server)],
+    "both": lambda server: [loaded_engine(server), *owning_schedulers(server)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Streams through a kill at `at` on the clock of `time.monotonic`, which is `unix` in Unix time; `held`: tokens of
+    prompts and answers at that moment."""
+
+    at: float
+    unix: float
+    held: int
+    outcomes: list[Outcome]
+
+    @property
+    def longest_gap(self) -> float:
+        """The longest time between two tokens of a stream of which the second came after the kill, in seconds."""
+        pairs = [pair for outcome in self.outcomes for pair in pairwise(outcome.arrivals)]
+        return max(after - before for before, after in pairs if after > self.at)
 
 
 def measure(bench: Bench) -> Found:
@@ -33,30 +65,97 @@ def measure(bench: Bench) -> Found:
 
 
 async def _all(server: OrcaServer, tokens: int) -> Found:
-    rows: Table = {}
-    series = {}
+    rows, seconds, series = Table(), Table(), {}
     async with open_session(server.url) as session:
-        requests = [request(number, any_prompt(PROMPT, number), tokens) for number in range(STREAMS)]
+        requests = [request(number, PROMPT, tokens) for number in range(STREAMS)]
         undisturbed = Streams(session, None, PATIENCE)
         await undisturbed.learn(requests)
-        for victim in VICTIMS:
-            await until(server.has_spares, PATIENCE)
+        quiet = Streams(session, None, PATIENCE)
+        await asyncio.gather(*(quiet.run(one) for one in requests))
+        rows["undisturbed"] = _gaps(quiet.outcomes)
+        for victim in PLOTTED:
             killed = await kill(server, session, victim, requests, undisturbed, UNDER_WAY)
             series[victim] = arrivals(killed)
             rows[f"{victim} killed"] = cells(killed)
-        rows = {"undisturbed": await _undisturbed(session, requests)} | rows
-    return Found({TITLE: rows}, series)
+        streams, prompt, output, under_way = PHASED
+        requests = [request(number, prompt, output) for number in range(streams)]
+        await undisturbed.learn(requests)
+        for victim in VICTIMS:
+            killed = await kill(server, session, victim, requests, undisturbed, under_way)
+            metrics = await asyncio.to_thread(server.metrics)
+            await until(server.has_spares, PATIENCE)
+            seconds[victim] = _phases(killed, metrics) | {"spares again": time.monotonic() - killed.at}
+    return Found({TITLE: rows, SECONDS: seconds}, series)
 
 
-async def _undisturbed(session: aiohttp.ClientSession, requests: list[Any]) -> dict[str, float]:
+def request(number: int, prompt: int, output: int) -> HttpRequest:
+    return replace(Request(any_prompt(prompt, number), output).http(), name=f"recovery {number}, {prompt} tokens")
+
+
+async def kill(
+    server: OrcaServer,
+    session: aiohttp.ClientSession,
+    victim: str,
+    requests: list[HttpRequest],
+    undisturbed: Streams,
+    under_way: int,
+) -> Kill:
+    """Kill once the server has spares and each stream of `requests` has had `under_way` tokens, and wait for the
+    streams' ends. Raises RuntimeError if the answer of one differs from the undisturbed one."""
+    await until(server.has_spares, PATIENCE)
+    pids = await asyncio.to_thread(VICTIMS[victim], server)
     streams = Streams(session, None, PATIENCE)
-    await asyncio.gather(*(streams.run(one) for one in requests))
-    return _gaps([outcome.arrivals for outcome in streams.outcomes])
+    streams.expected = undisturbed.expected
+    tasks = [asyncio.create_task(streams.run(request)) for request in requests]
+    outcomes = streams.outcomes
+
+    def all_under_way() -> bool:
+        return len(outcomes) == len(requests) and all(_tokens(outcome) >= under_way for outcome in outcomes)
+
+    await until(all_under_way, PATIENCE, every=0.01)
+    held = sum(len(o.request.body["prompt"]) + _tokens(o) for o in outcomes)
+    if ended := sum(bool(outcome.end) for outcome in outcomes):
+        raise RuntimeError(f"{ended} of {len(requests)} streams ended before the kill: they need more tokens")
+    killed = Kill(time.monotonic(), time.time(), held, outcomes)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.gather(*tasks)
+    if bad := [o.error or o.wrong for o in outcomes if o.error or o.wrong]:
+        raise RuntimeError(f"{len(bad)} of {len(requests)} streams are not as undisturbed: {bad[0]}")
+    return killed
+
+
+def _phases(killed: Kill, metrics: dict[str, float]) -> dict[str, float]:
+    """Seconds until the streams went on, and of the phases of that."""
+    moments = [killed.unix, *(metrics[f"orca:recovery_{name}_time_seconds"] for name in MOMENTS)]
+    found = recovery(killed.at, killed.outcomes)
+    assert found is not None, "all streams were open"
+    return {
+        "longest gap": killed.longest_gap,
+        "first token": found.first,
+        "all streams": found.last,
+        **{name: after - before for name, (before, after) in zip(PHASES, pairwise(moments), strict=True)},
+        "of the attachment weights": metrics["orca:recovery_loading_seconds"],
+        "tokens held": float(killed.held),
+    }
+
+
+def _tokens(outcome: Outcome) -> int:
+    return sum(len(choice.token_ids) for choice in outcome.answer.choices.values())
 
 
 def arrivals(killed: Kill) -> list[list[float]]:
     """When tokens of each stream came, in seconds after the kill."""
     return [[round(at - killed.at, 4) for at in outcome.arrivals] for outcome in killed.outcomes]
+
+
+def cells(killed: Kill) -> dict[str, float]:
+    return _gaps(killed.outcomes) | {"longest gap after the kill, ms": killed.longest_gap * 1e3}
+
+
+def _gaps(outcomes: list[Outcome]) -> dict[str, float]:
+    gaps = sorted(1e3 * (after - before) for o in outcomes for before, after in pairwise(o.arrivals))
+    return {"median between tokens, ms": gaps[len(gaps) // 2], "longest, ms": gaps[-1]}
 
 
 def plots(found: Found) -> Plots:
@@ -68,29 +167,11 @@ def plots(found: Found) -> Plots:
             Line(f"all {len(streams)} streams", [x for x, _ in points], [y for _, y in points], dots=True, color="C7"),
             Line("one of them", [x for x, _ in one], [y for _, y in one], color="C0"),
         ]
-        panels.append(
-            Panel(
-                f"Streams through a kill of the {victim}",
-                "seconds after the kill",
-                "ms since the token before",
-                lines,
-                marks={"SIGKILL": 0.0},
-            )
-        )
+        title, marks = f"Streams through a kill of the {victim}", {"SIGKILL": 0.0}
+        panels.append(Panel(title, "seconds after the kill", "ms since the token before", lines, marks=marks))
     return {"recovery": list(panels)}
 
 
 def _shown(stream: list[float]) -> list[tuple[float, float]]:
     """The tokens that the plot shows, with the seconds since the one before."""
     return [(after, after - before) for before, after in pairwise(stream) if -BEFORE <= after <= AFTER]
-
-
-def cells(killed: Kill) -> dict[str, float]:
-    return _gaps([outcome.arrivals for outcome in killed.outcomes]) | {
-        "longest gap after the kill, ms": longest_gap(killed.at, killed.outcomes) * 1e3
-    }
-
-
-def _gaps(streams: list[list[float]]) -> dict[str, float]:
-    gaps = sorted(1e3 * (after - before) for stream in streams for before, after in pairwise(stream))
-    return {"median between tokens, ms": gaps[len(gaps) // 2], "longest, ms": gaps[-1]}

@@ -1,52 +1,178 @@
-"""The benchmarks run. Their figures are not checked: they need a quiet machine."""
+"""The parts of the engine's bench run with a tiny shape on a CPU. Their figures are not checked."""
 
 from __future__ import annotations
 
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from tiny_models import make_tiny_model
 
-from load.bench import __main__ as bench
-from load.bench.parts import pool_memory, scheduling
-from load.in_process import Setup, run_in_process
+from load.bench import __main__ as bench_command
+from load.bench.batches import Batches, RecordingEngine
+from load.bench.bench import Budget, PartResult
+from load.bench.floor import Span
+from load.bench.rates import KERNEL, measure_rates, ways
+from load.bench.sampling import KINDS
+from load.bench.shapes import SHAPES
+from load.bench.timing import Scale
 from load.workloads import paper
+from services.engine.engine import Engine
+from services.engine.families.tensors import RandomTensors
 from services.engine.null import NullEngine
-from services.errors import EngineLost
-from services.messages import EngineFigures, Iteration, IterationResult
-from services.pool.server.binaries import choose_server
-from services.scheduling import Knobs
+from services.engine.settings import EngineSettings
+from services.messages import EngineFigures, Iteration, NewRequest
+from services.requests import SamplingParams
+
+CPU = torch.device("cpu")
+SHORT = Scale(window=0.0001, budget=0.0, row_counts=(1, 32), steps=4, times=1, sampler_batches=(3, 8), trace=paper(34))
 
 
-@pytest.fixture
-def engine() -> NullEngine:
-    return NullEngine(EngineFigures("m", 1024, 512, 16, 50_000, "null"))
+def bench(folder: Path, *parts: str, model: tuple[str, str] = ("--shape", "tiny")) -> tuple[int, dict[str, Any]]:
+    """Run these parts; returns the exit status and the JSON that was written."""
+    asked = [argument for part in parts for argument in ("--part", part)]
+    told = [*model, "--device", "cpu", "--dtype", "float32", "--results", str(folder)]
+    status = bench_command.main([*told, *asked], SHORT)
+    (out,) = folder.glob("*-cpu-*.json")
+    return status, json.loads(out.read_text())
 
 
-class LostEngine(NullEngine):
-    def run(self, iteration: Iteration) -> IterationResult:
-        raise EngineLost(f"in iteration {iteration.step}")
+def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "outliving", "rates", "increments", "initiations", "mixed", "graphs", "sampler", "shares", "loop"
+    status, found = bench(tmp_path, *asked)
+    printed = capsys.readouterr().out
+    assert (status, found["failed"]) == (0, {})
+    parts = found["parts"]
+    assert [rate["rows"] for rate in parts["rates"]["matrix"]] == [1, 32]
+    names = {part: [one["name"] for one in parts[part]] for part in ("increments", "initiations", "mixed")}
+    assert names == {
+        "increments": ["increment, batch 1, context 32", "increment, batch 4, context 32"],
+        "initiations": ["initiation, 2 x 32 tokens", "initiation, 4 x 32 tokens"],
+        "mixed": ["4 increments at 32, 1 x 32 tokens"],
+    }
+    for one in parts["increments"] + parts["initiations"]:
+        assert one["share"] == pytest.approx(one["floor_seconds"] / one["seconds"])
+    assert all(one["ratio"] > 0.0 for one in parts["mixed"])
+    assert parts["graphs"] == []
+    assert {(one["kind"], one["batch"]) for one in parts["sampler"]} == {
+        (kind, batch) for kind in [*KINDS, "a mix"] for batch in (3, 8)
+    }
+    assert sum(parts["shares"]["shares"].values()) == pytest.approx(1.0)
+    assert [one["name"] for one in parts["loop"]] == ["loop", "loop: increment at batch 32"]
+    assert all(name in printed for named in names.values() for name in named)
 
 
-def test_an_engine_that_is_lost_ends_the_run(engine: NullEngine) -> None:
-    with pytest.raises(EngineLost, match="in iteration 1"):
-        run_in_process(LostEngine(engine.figures), paper(2), Setup(Knobs(4)))
+def test_a_model_in_a_folder(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
+    status, found = bench(tmp_path, "single", "increments", "paper", model=("--model", str(folder)))
+    assert (status, found["failed"]) == (0, {})
+    measured = {one["name"]: one for part in found["parts"].values() for one in part}
+    assert {
+        "single",
+        "single: increment at batch 1",
+        "increment, batch 1, context 512",
+        "increment, batch 32, context 512",
+        "paper",
+        "paper: increment at batch 32",
+    } <= set(measured)
+    assert all(one["floor_seconds"] > 0.0 and one["goal"] is None for one in measured.values())
+    assert measured["single"]["iterations"] == 128
 
 
-def test_the_scheduler_is_measured_in_increment() -> None:
-    for knobs in (Knobs(8), scheduling.everything(8)):
-        times = scheduling.measure(8, knobs, iterations=5)
-        assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 5)
+def test_a_part_that_fails_costs_no_other_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(bench: object) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setitem(bench_command.PARTS, "mixed", (fails, ""))
+    status, found = bench(tmp_path, "mixed", "rates")
+    assert (status, found["failed"], list(found["parts"])) == (1, {"mixed": "RuntimeError: no memory"}, ["rates"])
+    assert "Failed: RuntimeError: no memory" in capsys.readouterr().out
 
 
-def test_parts_are_found_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"chunking", "scheduling"} <= set(bench.parts())
-    with pytest.raises(SystemExit):
-        bench.main(["--part", "nothing"])
-    assert "'nothing'" in capsys.readouterr().err
+def test_a_part_that_takes_too_long_costs_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(bench: object) -> Any:
+        time.sleep(60.0)
+
+    monkeypatch.setattr(bench_command, "LIMIT", 0.5)
+    monkeypatch.setitem(bench_command.PARTS, "mixed", (waits, ""))
+    monkeypatch.setitem(bench_command.PARTS, "rates", (lambda bench: PartResult("", 1), ""))
+    status, found = bench(tmp_path, "mixed", "rates")
+    assert (status, list(found["failed"]), found["parts"]) == (1, ["mixed"], {"rates": 1})
+    assert found["failed"]["mixed"].startswith("TimeoutError: not done after")
 
 
-async def test_a_request_takes_more_memory_the_longer_it_is() -> None:
-    short, long = [await pool_memory.measure(choose_server(), 20, prompt, 16) for prompt in (16, 4096)]
-    for name, sizes in (("short", short), ("long", long)):
-        empty, waiting, running, _ = sizes
-        assert empty.memory < waiting.memory < running.memory, name
-        assert empty.counted < waiting.counted, name
-    assert long[1].memory - long[0].memory > short[1].memory - short[0].memory
+def test_no_part_begins_when_the_time_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_command.main(["--shape", "tiny", "--device", "cpu", "--minutes", "0", "--part", "rates"]) == 1
+    assert "Failed: TimeoutError: the time is spent" in capsys.readouterr().out
+    now = [10.0]
+    budget = Budget(6.0, lambda: now[0])
+    now[0] = 12.0
+    assert (budget.left, budget.spent) == (4.0, False)
+    now[0] = 17.0
+    assert (budget.left, budget.spent) == (0.0, True)
+
+
+def test_the_measured_rates_are_plausible_and_not_those_of_the_engines_kernel() -> None:
+    """Any machine moves more than 10 MB and less than 100 TB per second, and so on."""
+    rates = measure_rates(CPU, torch.float32, 256, 512, 1 << 22, SHORT)
+    assert 1e7 < rates.bandwidth < 1e14
+    assert rates.read == 1 << 22
+    assert [rate.rows for rate in rates.matrix] == [1, 32]
+    for rate in rates.matrix:
+        assert 1e6 < rate.operations < 1e15
+        assert KERNEL in rate.reached
+        assert not rate.way.startswith(KERNEL)
+        assert rate.operations >= max(value for name, value in rate.reached.items() if name != KERNEL)
+
+
+def test_all_ways_to_multiply_give_the_same_product() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, weight = torch.randn(5, 32, dtype=dtype), torch.randn(48, 32, dtype=dtype)
+        with torch.inference_mode():
+            for way in ways(CPU, dtype, dtype).values():
+                torch.testing.assert_close(way(rows, weight)().to(dtype), rows @ weight.t(), rtol=2e-2, atol=2e-1)
+
+
+def test_a_recording_engine_knows_contexts_and_which_requests_sample() -> None:
+    recording = RecordingEngine(NullEngine(EngineFigures("m", 1024, 64, 16, 100, "null")))
+    recording.reset("e")
+    sampling = SamplingParams(8)
+    recording.run(Iteration("e", 0, {"a": 3}, [NewRequest("a", [5] * 5, 5, sampling)], {"a": [0]}))
+    known = NewRequest("b", [5] * 17, 17, sampling, num_computed_tokens=16)
+    recording.run(Iteration("e", 1, {"a": 2, "b": 1}, [known], {"b": [1, 2]}))
+    recording.run(Iteration("e", 2, {"b": 1}, released=["a"]))
+    assert [ran.spans for ran in recording.ran] == [
+        (Span(0, 3, False),),
+        (Span(3, 2, True), Span(16, 1, True)),
+        (Span(17, 1, True),),
+    ]
+    assert [ran.is_increment for ran in recording.ran] == [False, False, True]
+
+
+def test_mixed_iterations_are_both_kinds_in_one(tmp_path: Path) -> None:
+    config = SHAPES["tiny"].config()
+    config.save_pretrained(tmp_path)
+    settings = EngineSettings("cpu", "float32", kv_blocks=64)
+    batches = Batches(Engine.load(tmp_path, settings, tensors=RandomTensors(config, torch.float32, CPU)))
+    first, second = batches.mixed(2, 16, 1, 24, 2)
+    assert first.spans == (Span(16, 1), Span(16, 1), Span(0, 24))
+    assert second.spans == (Span(17, 1), Span(17, 1), Span(0, 24))
+    assert batches.fits_mixed(28, 32, 4, 32)
+    assert not batches.fits_mixed(28, 32, 5, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gpt-13b", 12.85), ("llama-1b", 1.07), ("llama-3-8b", 8.03), ("qwen3-0.6b", 0.596)]
+)
+def test_the_shapes_are_as_large_as_they_say(name: str, billions: float) -> None:
+    plan = SHAPES[name]
+    tensors = RandomTensors(plan.config(), torch.bfloat16, CPU)
+    assert sum(map(math.prod, tensors._shapes.values())) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert ("lm_head.weight" in tensors) == (name == "llama-3-8b")  # the others' vocabulary is their embedding
+    assert max(plan.contexts) < plan.max_model_len

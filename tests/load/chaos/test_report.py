@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from load.chaos.faults import FAULTS, plan
-from load.chaos.report import Injection, Recovery, faults_table, recovery
-from load.chaos.streams import Outcome
+from load.chaos.grounds import Injection
+from load.chaos.report import faults_table
+from load.chaos.streams import Outcome, Recovery, recovery
 from load.chaos.workload import deviation, difference, paper_prompts, poison, requests
 from load.trace import HttpRequest
 from services.client.sse import Call, Choice, StreamedAnswer
@@ -44,11 +45,11 @@ def test_each_kind_has_a_row_except_faults_that_were_not_possible() -> None:
 
 def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     small = {name for name, fault in FAULTS.items() if not fault.takes_all}
-    chosen = [fault.name for fault in plan(list(FAULTS), len(FAULTS) + len(small), random.Random(1))]
+    chosen = [fault.name for fault in plan(list(FAULTS.values()), len(FAULTS) + len(small), random.Random(1))]
     assert sorted(chosen) == sorted([*FAULTS, *small])
     assert set(chosen[: len(FAULTS)]) == set(FAULTS)
-    assert len(plan(list(FAULTS), 3, random.Random(1))) == 3
-    assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
+    assert len(plan(list(FAULTS.values()), 3, random.Random(1))) == 3
+    assert plan([FAULTS["gcs"]], 5, random.Random(1)) == [FAULTS["gcs"]]
 
 
 def test_the_ids_of_calls_are_those_of_one_request() -> None:

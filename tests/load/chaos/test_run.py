@@ -12,14 +12,14 @@ import pytest
 from load.chaos import __main__ as command
 from load.chaos.checker import Least, check
 from load.chaos.faults import Fault
+from load.chaos.grounds import ChaosOptions, Injection, OwnPool
 from load.chaos.history import Violation
-from load.chaos.report import Injection
-from load.chaos.run import ChaosOptions, inject, inject_faults, losses, print_results
+from load.chaos.run import inject, inject_faults, print_results
 from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Streams
 from load.trace import HttpRequest
 
-OPTIONS = ChaosOptions(Path(), 60, 10, 2, 0, 32, "tiny", 1, 1, 9, "strict", ["engine"], [408, 429], [])
+OPTIONS = ChaosOptions(Path(), seconds=60, streams=2, length=32)
 WRONG = ("failed", "not as undisturbed", "not valid")  # what the lines about requests begin with
 SITE: Any = None  # the faults of these tests have no effect
 
@@ -114,8 +114,8 @@ def test_what_a_verdict_needs_follows_from_the_length_of_the_run() -> None:
 
 def test_only_a_server_that_does_not_sync_loses_something_by_its_death() -> None:
     made = [Injection("engine", 1.0), Injection("pool", 2.0), Injection("everything", 3.0)]
-    assert losses(OPTIONS, made) == []
-    first, second = losses(replace(OPTIONS, durability="everysec"), made)
+    assert OwnPool(OPTIONS).losses(made) == []
+    first, second = OwnPool(replace(OPTIONS, durability="everysec")).losses(made)
     assert second - first == pytest.approx(1.0, abs=0.01)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
+from load.chaos.grounds import ChaosOptions, Injection
 from load.chaos.history import Delivery, Done, End, Submit
-from load.chaos.shards import Fault, faults_table, run, shards_of
+from load.chaos.run import run
+from load.chaos.shards import Shards, shards_of
 from load.chaos.streams import Outcome
 from load.trace import HttpRequest
 
@@ -33,11 +34,12 @@ def test_the_gaps_around_a_fault_are_told_by_shard() -> None:
         Outcome(HttpRequest("/", {}, "a"), 0, 0.0, arrivals=[1.0, 1.5, 5.5, 9.0]),
         Outcome(HttpRequest("/", {}, "b"), 1, 0.0, arrivals=[1.0, 3.0, 4.0]),
     ]
-    table = faults_table([Fault(0, "stopped", 2.0, 5.0)], outcomes, shards_of(RECORDS))
-    assert "| stopped | 0 | 3.0 | 4.0 | 2.0 |" in table
+    injections = [Injection("shard 0 stopped", 2.0, ended=5.0), Injection("shard 1 killed", 7.0, "no open stream")]
+    told = Shards(ChaosOptions(Path())).table(injections, outcomes, RECORDS).splitlines()
+    assert told[2:] == ["| shard 0 stopped | 4.0 | 2.0 |"]
 
 
 @pytest.mark.chaos
 async def test_nothing_is_lost_when_the_server_of_a_shard_dies(tmp_path: Path) -> None:
-    options = {"seconds": 30.0, "every": 6.0, "outage": 5.0, "streams": 8, "shards": 2, "length": 40, "seed": 0}
-    assert await run(tmp_path, argparse.Namespace(**options, model="default"))
+    options = ChaosOptions(tmp_path, seconds=30.0, every=6.0, streams=8)
+    assert await run(Shards(options))

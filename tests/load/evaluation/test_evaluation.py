@@ -1,44 +1,49 @@
-"""The parts of the evaluation at a small scale, their files, and what is put beside what."""
+"""The parts of the evaluation: what they read from answers and lines, their files, and the page of them."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from load.bench.figures import Figures
-from load.bench.overload import Results
-from load.bench.parts import over_http
-from load.bench.parts.recovery import Kill
 from load.chaos.streams import Outcome
 from load.curves import Curve, Point
 from load.evaluation import __main__ as evaluation
-from load.evaluation import parts, report
+from load.evaluation import parts
 from load.evaluation.bench import Bench, Found
-from load.evaluation.parts import article, figure_10, figure_11, overload, recovery, tinyorca, vllm
-from load.evaluation.rates import LOADS, to_json
-from load.evaluation.results import EARLIER, Clock, Result, read, save
-from load.in_process import Setup, run_in_process
+from load.evaluation.parts import (
+    figure_10,
+    figure_11,
+    neighbours,
+    over_http,
+    overload,
+    peers,
+    plane,
+    recovery,
+    start,
+)
+from load.evaluation.parts.overload import Results
+from load.evaluation.parts.recovery import Kill
+from load.evaluation.rates import EITHER, ITERATION, LOADS, REQUEST, Variant, to_json
+from load.evaluation.results import Clock, Result, read, save
+from load.evaluation.spent import Busy, Spent
 from load.options import Options
-from load.trace import Answer, HttpRequest, Request
-from load.workloads import paper
+from load.processes import CLIENT
+from load.report import Figures, tables
+from load.trace import Answer, HttpRequest, Request, Run
 from services.engine.null import NullEngine
 from services.messages import EngineFigures
-from services.scheduling import Knobs
+from services.scheduling import RequestLevelScheduler, Scheduler
 
-ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG\r\n\x1a\n"
+SLOW = Curve("request-level 8", 2.0, [Point(0.5, 0.1), Point(1.5, 0.3)])
+FAST = Curve("iteration-level 8", 8.0, [Point(2.0, 0.1), Point(6.0, 0.3)])
+LONE = Curve("batch of 1", 1.0, [Point(0.4, 0.05), Point(0.9, 0.25)])
 
 
 @pytest.fixture
-def engine() -> NullEngine:
-    return NullEngine(EngineFigures("m", 4096, 4096, 16, 50_000, "null"))
-
-
-@pytest.fixture
-def bench(engine: NullEngine) -> Bench:
-    return Bench(Options(), seconds=0.01, engine=engine)
+def bench() -> Bench:
+    return Bench(Options(), seconds=0.01, engine=NullEngine(EngineFigures("m", 4096, 4096, 16, 50_000, "null")))
 
 
 def curves(*labels: str) -> list[Curve]:
@@ -51,47 +56,42 @@ def killed(at: float = 10.0) -> Kill:
     return Kill(at, 0.0, 100, outcomes)
 
 
-def measured_elsewhere() -> dict[str, Found]:
-    """What the parts find that need a server, through the functions that make their figures."""
-    results = Results(sent=8, ends=[1.0], first=[0.1, 0.3], whole=[0.5, 0.9], refused=[0.01], left=1)
-    rows = {f"{n}": overload.cells(results, n, 2.0) for n in (1.0, 4.0)} | {"8": overload.cells(Results(), 8.0, 0.0)}
-    kills = {victim: recovery.arrivals(killed()) for victim in recovery.VICTIMS}
-    lone = {vllm.LONE: {"": {"Orca": 50.0, "vLLM": 20.0}}}
-    return {
-        "over_http": Found({over_http.RATES: {"paper": {over_http.PLAIN: 500.0, over_http.SERVED: 390.0}}}),
-        "overload": Found({overload.TITLE: rows}, {"capacity": 2.5}),
-        "recovery": Found({recovery.TITLE: {"engine killed": recovery.cells(killed())}}, kills),
-        "vllm": Found(lone, {"curves": to_json(curves("Orca", "vLLM"))}),
-    }
-
-
 def saved(folder: Path, part: str, found: Found) -> Result:
     result = Clock().result(part, "tiny in float32", 1.0, found)
     save(folder, result)
     return result
 
 
-def test_the_json_of_a_short_run_makes_all_plots_and_tables(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parts in process are measured, on an engine that answers at once."""
-    monkeypatch.setattr(article, "LEAST", 4)
-    found = measured_elsewhere() | {
+def test_the_json_of_all_parts_makes_plots_and_the_page(tmp_path: Path) -> None:
+    results = Results(sent=8, ends=[1.0], first=[0.1, 0.3], refused=[0.01], left=1)
+    rows = {f"{n}": overload.cells(results, n, 2.0, [0.1]) for n in (1.0, 4.0)}
+    rows["8"] = overload.cells(Results(), 8.0, 0.0, [])
+    kills = {victim: recovery.arrivals(killed()) for victim in recovery.PLOTTED}
+    found = {
         "figure_10": Found({}, {"curves": to_json(curves(*(variant.label for variant in figure_10.VARIANTS)))}),
         "figure_11": Found({}, {"All alike": to_json(curves(*(variant.label for variant in figure_11.VARIANTS)))}),
-        "tinyorca": Found(tinyorca.figures(bench.engine, {"short_long_mix": paper(4)})),
-        "article": article.measure(bench),
+        "over_http": Found({over_http.RATES: {"paper": {over_http.PLAIN: 500.0, over_http.SERVED: 390.0}}}),
+        "overload": Found({overload.TITLE: rows}, {"capacity": 2.5}),
+        "recovery": Found({recovery.TITLE: {"engine killed": recovery.cells(killed())}}, kills),
+        "neighbours": Found({neighbours.FIRST: {"A floods": {"median": 0.5}}}),
+        "plane": Found({plane.RATES: {"1 stream": {"tokens/s": 3452.0}}}),
+        "start": Found({start.SECONDS: {"ready": {"later": 6.9}}}),
+        "peers": Found({peers.LONE: {"": {"Orca": 50.0}}}, {"curves": to_json(curves("Orca", "vLLM"))}),
     }
     assert set(found) == set(parts.known())
-    for name, one in found.items():
-        saved(tmp_path, name, one)
-    evaluation.main(["--draw", "--out", str(tmp_path)])
-    written = (tmp_path / report.REPORT).read_text()
-    for name in found:
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
-        assert f"## {name}\n" in written
-        assert f"]({name}.png)" in written
-    assert "| short_long_mix, request-level |" in written
+    folder = tmp_path / "evaluation"
+    results_of = {name: saved(folder, name, one) for name, one in found.items()}
+    assert read(folder) == results_of
+    (folder / "2026-01-02-elsewhere.md").write_text("## Elsewhere\n\nA result of another machine.\n")
+    evaluation.main(["--draw", "--out", str(folder)])
+    page = (tmp_path / "measurements.md").read_text()
+    assert [name for name in found if f"\n## {name}\n" not in page] == []
+    assert page.endswith("A result of another machine.\n")
+    drawn = {file.stem for file in folder.glob("*.png")}
+    assert drawn == {"figure_10", "figure_11", "over_http", "overload", "recovery", "peers"}
+    assert all(f"](evaluation/{name}.png)" in page for name in drawn)
+    assert (folder / "peers.png").read_bytes().startswith(PNG)
+    assert "| paper | 500 | 390 |" in page
 
 
 def test_a_figure_of_the_paper_measures_every_variant(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,73 +107,76 @@ def test_a_figure_of_the_paper_measures_every_variant(bench: Bench, monkeypatch:
     assert most["ratio"] == pytest.approx(most["iteration-level"] / most["request-level"])
 
 
-def test_both_policies_give_each_request_its_tokens(engine: NullEngine) -> None:
-    requests = paper(12)
-    setups = [Setup(Knobs(4), scheduler=policy) for policy in tinyorca.POLICIES.values()]
-    runs = [run_in_process(engine, requests, setup) for setup in setups]
-    for run in runs:
-        assert [len(output) for output in run.outputs] == [request.max_new_tokens for request in requests]
-        assert run.iterations >= max(request.max_new_tokens for request in requests)
-    assert runs[0].outputs == runs[1].outputs
+def test_the_ratio_is_that_of_the_best_at_the_same_latency() -> None:
+    at_fast, at_slow, most = figure_10.gains([SLOW, FAST, LONE], {"a": 0.2, "b": 0.06}).values()
+    assert at_fast == pytest.approx({"ms/token": 200.0, REQUEST: 1.0, ITERATION: 4.0, "ratio": 4.0})
+    # a batch of one is both policies: neither gains at a latency that no batch reaches
+    assert at_slow["ratio"] == pytest.approx(1.0)
+    assert most == {REQUEST: 2.0, ITERATION: 8.0, "ratio": 4.0}
+    never = figure_10.gains([SLOW, Curve("iteration-level 8", 8.0, [Point(2.0, 0.01)])], {"a": 0.05})["a"]
+    assert never == {"ms/token": 50.0, REQUEST: 0.0, ITERATION: 2.0}
 
 
-def test_a_short_request_leaves_its_place_under_iteration_level_scheduling_only(engine: NullEngine) -> None:
-    requests = [Request([5] * 4, 30), Request([5] * 4, 1), Request([5] * 4, 20)]
-    rows = tinyorca.figures(engine, {"tiny": requests})[tinyorca.HERE]
-    by_iteration, by_request = (cells["iterations"] for cells in rows.values())
-    assert by_request == 30 + 20
-    assert 30 <= by_iteration < by_request
-
-
-def test_users_send_all_requests_one_after_the_other(bench: Bench) -> None:
-    requests = [Request([5] * 8, 4) for _ in range(3 * article.USERS)]
-    answers = asyncio.run(article.closed_loop(bench, article.SETUPS["Orca"], requests))
-    assert len(answers) == len(requests)
-    running = [
-        sum(one.arrived < other.times[-1] and other.arrived <= one.arrived for other in answers) for one in answers
-    ]
-    assert max(running) <= article.USERS
-
-
-def test_the_times_of_users_are_between_tokens_and_to_the_first() -> None:
-    request = Request([5], 3)
-    answers = [Answer(request, 0.0, [1] * 3, [0.5, 0.6, 1.0]), Answer(request, 1.0, [1] * 3, [1.1, 1.2, 2.0])]
-    assert article.cells(answers) == pytest.approx(
-        dict(zip((*article.COLUMNS, article.LONGEST), (3.0, 400.0, 800.0, 500.0, 800.0), strict=True))
-    )
+def test_a_variant_names_its_scheduler() -> None:
+    assert Variant(REQUEST, 8).setup.scheduler is RequestLevelScheduler
+    assert Variant(ITERATION, 8).setup.scheduler is Variant(EITHER, 1).setup.scheduler is Scheduler
+    assert Variant(REQUEST, 8).setup.knobs.max_batch_size == 8
 
 
 def test_what_a_kill_did_is_read_from_the_arrivals() -> None:
-    cells = recovery.cells(killed())
-    assert cells["longest gap after the kill, ms"] == pytest.approx(450)
+    assert recovery.cells(killed())["longest gap after the kill, ms"] == pytest.approx(450)
     assert recovery.arrivals(killed())[0] == [-0.1, -0.05, 0.4, 0.45]
 
 
-def test_the_figures_of_the_run_before_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first: Figures = {"T": {"a": {"x": 100.0}}}
-    second: Figures = {"T": {"a": {"x": 200.0, "y": 0.5}, "b": {"x": 7.0}}}
-    assert report.tables(second, first) == [
-        "T:\n\n|  | x | y |\n| --- | ---: | ---: |\n| a | 200 (100) | 0.500 |\n| b | 7 | - |"
+def test_cells_of_tables_have_about_three_digits() -> None:
+    figures: Figures = {"T": {"a": {"x": 200.0, "y": 0.5}, "b": {"x": 7.0}, "c": {"y": 12_345.6}}}
+    assert tables(figures) == [
+        "T:\n\n|  | x | y |\n| --- | ---: | ---: |\n| a | 200 | 0.500 |\n| b | 7 | - |\n| c | - | 12,346 |"
     ]
-    over = over_http.RATES
-    for speed in (390.0, 410.0):
-        found = Found({over: {"paper": {over_http.PLAIN: 500.0, over_http.SERVED: speed}}})
-        result = saved(tmp_path, "over_http", found)
-    assert read(tmp_path) == {"over_http": result}
-    assert read(tmp_path / EARLIER)["over_http"].figures[over]["paper"][over_http.SERVED] == 390.0
-    evaluation.main(["--draw", "--out", str(tmp_path)])
-    assert "| paper | 500 (500) | 410 (390) |" in (tmp_path / report.REPORT).read_text()
-    evaluation.main(["--draw", "--out", str(tmp_path), "--compare", str(tmp_path)])
-    assert "| paper | 500 (500) | 410 (410) |" in (tmp_path / report.REPORT).read_text()
 
 
-def test_vllm_is_measured_only_where_an_interpreter_is_named() -> None:
-    with pytest.raises(SystemExit, match="needs --vllm-python"):
-        evaluation.main(["--part", "vllm"])
-    with pytest.raises(SystemExit):
-        evaluation.main(["--part", "nothing"])
+def test_processor_time_of_tokens_and_chunks() -> None:
+    answers = [Answer(Request([5], 4), 0.0, [1, 2, 3, 4], [0.1] * 4, chunks=1) for _ in range(2)]
+    found = Spent(Run(answers), {"engines": 0.4, CLIENT: 0.4}, others=0.0)
+    assert found.per_token(1e-3) == {"engines": 50.0, CLIENT: 50.0, "a token": 100.0, "a chunk": 400.0}
+    assert Busy(seconds=3.0, took=2.0).without(1.0) == 1.0
 
 
-def test_the_document_says_what_each_part_shows() -> None:
-    document = (ROOT / "docs" / "evaluation" / "README.md").read_text()
-    assert [name for name in parts.known() if f"| `{name}` |" not in document] == []
+def test_gaps_before_and_while_the_long_prompt_is_computed() -> None:
+    stream = Answer(Request([5], 7), 0.0, [1] * 7, [0.1, 0.1, 0.2, 0.3, 2.3, 2.4, 2.5])
+    short = Answer(Request([5], 2), 0.0, [1] * 2, [0.1, 0.3])
+    long = Answer(Request([5] * 9, 1), 0.25, [1], [2.35])
+    found = neighbours.cells([stream, short], long)
+    assert found["longest"] == pytest.approx(2000)
+    assert found["alone, median"] == pytest.approx(100)
+    assert found["TTFT of the prompt, s"] == pytest.approx(2.1)
+    assert found["streams that ended before"] == 1
+
+
+def test_steps_that_the_command_printed() -> None:
+    lines = [
+        "[  0.0 s] open files are limited to 20000: 8464 connections\n",
+        "[  0.1 s] starting the pool's server, /x/valkey-server\n",
+        "[ 16.5 s] ready at http://127.0.0.1:21601  try: curl\n",
+    ]
+    assert start.printed(lines) == {"*starting the pool's server*": {"at": 0.1}, "*ready*": {"at": 16.5}}
+
+
+def test_titles_are_shortened_to_what_tells_processes_apart() -> None:
+    titles = {
+        "ray::EngineActor.serve": "ray::EngineActor",
+        "ray::ServeReplica:orca:gateway": "ray::ServeReplica:orca:gateway",
+        "/x/bin/python -m cli serve --port 8000": "cli serve",
+        "/x/bin/python -u /y/log_monitor.py --a": "log_monitor.py",
+        "/x/raylet/raylet --raylet_socket_name=/t": "raylet",
+    }
+    assert {title: start.short(title) for title in titles} == titles
+
+
+def test_peers_are_measured_only_where_they_are_named() -> None:
+    for asked, needed in (
+        (["--part", "peers"], "needs --vllm-python"),
+        (["--llama-server", "x"], "belong together"),
+    ):
+        with pytest.raises(SystemExit, match=needed):
+            evaluation.main(asked)

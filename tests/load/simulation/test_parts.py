@@ -5,7 +5,7 @@ import pytest
 from gateway.pool_client.event_reader import PAUSE
 from load.curves import Curve, Point, sweep
 from load.simulation import __main__ as simulate
-from load.simulation import article, paper, plan
+from load.simulation import paper, plan
 from load.simulation.cost import TABLE_1
 from load.simulation.paper import Scale
 from load.simulation.pool import Price, Reads
@@ -22,12 +22,6 @@ def test_the_paper_part_is_the_same_twice_and_draws(tmp_path):
     assert "| orca(8) | " in report
     assert "| ft(8, 8) | " in report
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figure_10.png", "figure_11.png"]
-
-
-def test_other_draws_of_the_articles_requests_are_other_requests():
-    *_, first, second = article.other_draws((128,), article.Scale(1.0, 3.0, seeds=(1, 2))).splitlines()
-    assert (first.split(" | ")[0], second.split(" | ")[0]) == ("| 1", "| 2")
-    assert first.split(" | ")[1:] != second.split(" | ")[1:]
 
 
 def test_the_plan_part_is_the_same_twice_and_draws(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from load.curves import Point
 from load.simulation import headline
-from load.simulation.steady import Steady, crossing
+from load.simulation.headline import Steady, crossing
 from load.trace import Answer
 
 

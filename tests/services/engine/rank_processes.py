@@ -122,7 +122,7 @@ def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
 
 
 def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str, make: Make) -> None:
-    from load.bench.engine.perplexity import perplexity
+    from perplexity import perplexity
 
     engine: Any = None
     links = None

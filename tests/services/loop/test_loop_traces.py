@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from span_collector import Collector, ReceivedSpan
 from world import Connection, World, stop, virtual
 
-from load.traces.collector import Collector, ReceivedSpan
 from services.errors import EngineLost, StaleEpoch
 from services.scheduling import Knobs
 from services.tracing.tracer import Tracer

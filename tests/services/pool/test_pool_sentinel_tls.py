@@ -3,18 +3,33 @@
 import asyncio
 import re
 import shutil
+from dataclasses import dataclass
 
 import pytest
+from certificates import Certificates, speaks_tls
 from pool_helpers import Owner, commit, group, stored, until_done
 from test_pool_access import use
 
-from load.chaos.certificates import Certificates, speaks_tls
 from load.chaos.sentinels import Sentinels, own_addresses
 from services.errors import PoolUnavailable
 from services.pool.server.binaries import find_servers
 
 PASSWORD, OF_SENTINELS = "of-servers", "of-sentinels"
 HOSTS = own_addresses(6)[3:]  # those before are of the tests without TLS
+
+
+@dataclass
+class WithTls(Sentinels):
+    """All connections use TLS, and servers and clients show a certificate of its authority."""
+
+    tls: Certificates | None = None
+    scheme = "rediss"
+
+    def listening(self, port):
+        return self.tls.of_server(port)
+
+    def of_clients(self):
+        return self.tls.of_clients()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +41,7 @@ def sentinels(tmp_path_factory):
         )
     certificates = Certificates.make(tmp_path_factory.mktemp("certificates"), HOSTS)
     folder = tmp_path_factory.mktemp("sentinels")
-    found = Sentinels(folder, binary, 0.5, PASSWORD, OF_SENTINELS, tls=certificates, hosts=HOSTS)
+    found = WithTls(folder, binary, 0.5, PASSWORD, OF_SENTINELS, hosts=HOSTS, tls=certificates)
     found.start()
     yield found
     found.stop()

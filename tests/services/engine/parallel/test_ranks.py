@@ -14,6 +14,7 @@ import torch
 from driver import Driver, Job
 from family_check import generate, make_jobs
 from owners import Owners
+from perplexity import perplexity, text_ids
 from rank_processes import RankProcesses
 from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
@@ -21,7 +22,6 @@ from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from tiny_models import make_tiny_model
 
-from load.bench.engine.perplexity import perplexity, text_ids
 from services.engine.batch.block_names import common
 from services.engine.engine import Engine
 from services.engine.families.config import load_config

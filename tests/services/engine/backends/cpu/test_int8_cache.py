@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from perplexity import perplexity, text_ids
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
-from load.bench.engine.perplexity import perplexity, text_ids
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine

@@ -1,29 +1,29 @@
-"""The parts of the GPU bench that call the kernels, at toy sizes. Run by test_interpreted.py."""
+"""The parts of the engine's bench that call the CUDA kernels, at toy sizes. Run by test_interpreted.py."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import interpreter  # noqa: F401
 import pytest
 
-from load.bench.gpu import __main__ as gpu_bench
-from load.bench.gpu import configurations, kernels
-from load.bench.gpu.bench import GpuScale
+from load.bench import __main__ as bench
+from load.bench import kernels, shapes
+from load.bench.timing import Scale
 
 TOY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 40}
 
 
 def test_kernels_bits_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = configurations.TINY
-    toy = configurations.Configuration("llama", tiny.fields | TOY, tiny.contexts, tiny.batches, max_model_len=1024)
-    monkeypatch.setitem(gpu_bench.CONFIGURATIONS, "tiny", toy)
+    tiny = shapes.TINY
+    monkeypatch.setitem(shapes.SHAPES, "tiny", replace(tiny, fields=tiny.fields | TOY))
     monkeypatch.setattr(kernels, "SPEED_ROWS", (1, 3))
     monkeypatch.setattr(kernels, "SLABS", (8,))
-    told = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--results", str(tmp_path)]
+    told = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--results", str(tmp_path)]
     asked = [argument for part in ("kernels", "bits", "speed") for argument in ("--part", part)]
-    assert gpu_bench.main([*told, *asked], GpuScale(window=0.0001, budget=0.0, row_counts=(1, 8))) == 0
+    assert bench.main([*told, *asked], Scale(window=0.0001, budget=0.0, row_counts=(1, 8))) == 0
     (results,) = tmp_path.glob("*-cpu-tiny.json")
     parts = json.loads(results.read_text())["parts"]
     assert all(error < 1e-5 for error in parts["kernels"].values())

@@ -1,0 +1,138 @@
+"""What the parts of a run share: an engine, the rates of its machine, what is measured of it, and the time left."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from load.bench.floor import ModelShape
+from load.bench.rates import MachineRates, measure_rates
+from load.bench.shapes import Plan
+from load.bench.timing import FULL, Scale
+from load.options import Options, load_as_served, model_folder
+from services.engine.engine import Engine
+from services.engine.families.config import load_config
+from services.engine.families.tensors import RandomTensors
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices
+
+CUDA_KV = 0.85  # share of the memory that weights leave; the rest is for activations and logits
+CUT = "The time is spent: what is missing was not measured."
+
+
+class Budget:
+    """The seconds that a run may take, from the creation of this object on. `clock` is in seconds."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; 0 once the budget is spent."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def spent(self) -> bool:
+        return self.left == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """What a part found: markdown for people, plain lists and dicts for programs."""
+
+    text: str
+    data: Any
+
+
+class Bench:
+    """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
+
+    `shape` names one with random weights; without it, `model` is as in `orca serve --model`.
+    """
+
+    def __init__(
+        self, shape: str | None, model: str, plan: Plan, settings: EngineSettings, budget: Budget, scale: Scale = FULL
+    ) -> None:
+        self.scale, self.plan, self.budget = scale, plan, budget
+        self.device = devices.choose_device(settings)
+        self.dtype = devices.choose_dtype(settings, self.device)
+        self._random = shape is not None
+        self._settings = replace(settings, kv_memory_fraction=CUDA_KV) if self._on_cuda else settings
+        self._folder = None if self._random else model_folder(Options(model, cache_dir=settings.cache_dir))
+        self.name = shape or (self._folder.name if self._folder else "")
+        self._engine: Engine | None = None
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @cached_property
+    def config(self) -> Any:
+        """transformers' config."""
+        return load_config(self._folder) if self._folder else self.plan.config()
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self._on_cuda else "cpu"
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            if self._on_cuda:
+                _ = self.rates  # need memory that the engine would take
+                self.release()  # memory that other parts had counts as free only then
+            self._engine = load_as_served(self._folder, self._settings) if self._folder else self._load_random()
+        return self._engine
+
+    def _load_random(self) -> Engine:
+        tensors = RandomTensors(self.config, self.dtype, self.device)
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / self.name
+            self.config.save_pretrained(folder)
+            return Engine.load(folder, self._settings, tensors=tensors)
+
+    @property
+    def loaded(self) -> str:
+        """The numerics of the engine and how many tokens it keeps; empty while there is none."""
+        if self._engine is None:
+            return ""
+        figures = self._engine.figures
+        return f"{figures.numerics}; keys and values of {figures.num_blocks * figures.block_size:,} tokens"
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Of the weights as the engine keeps them; on CUDA, where there may be no engine yet, in its dtype."""
+        if self._on_cuda:
+            return ModelShape.of(self.config, self.dtype.itemsize, self.dtype)
+        decoder = self.engine.decoder
+        return ModelShape.of(self.config, decoder.weight_bytes, decoder.cache_dtype)
+
+    @cached_property
+    def rates(self) -> MachineRates:
+        """The rates of this machine for the widest product of this model, measured once in a run; on CUDA before the
+        engine takes the memory."""
+        assert not (self._on_cuda and self._engine), "the engine leaves no memory to measure with"
+        shape = self.shape
+        stored = self.dtype if self._on_cuda else self.engine.decoder.weight_dtype
+        return measure_rates(self.device, stored, *shape.widest, shape.stored, self.scale)
+
+    def context(self, tokens: int) -> int:
+        """So many tokens, or less where the model takes less: whole blocks, with room for the generated tokens."""
+        figures = self.engine.figures
+        return min(tokens, (figures.max_model_len - self.scale.steps) // figures.block_size * figures.block_size)
+
+    def release(self) -> None:
+        """Free all memory that is not in use; the engine's too, unless something else refers to it."""
+        self._engine = None
+        gc.collect()
+        if self._on_cuda:
+            torch.cuda.empty_cache()

@@ -1,1 +1,0 @@
-"""The parts of `load.bench.gpu`: the engine on a GPU, with random weights of real configurations."""

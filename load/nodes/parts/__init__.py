@@ -1,1 +1,0 @@
-"""The parts of `python -m load.nodes`, one module each."""

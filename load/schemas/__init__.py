@@ -1,1 +1,0 @@
-"""Measures grammars of JSON schemas on public suites of schemas."""

@@ -1,0 +1,77 @@
+"""An engine whose owners die again and again computes the same bits as a quiet one; a difference is detected."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lives import Findings, disturb, draw_requests, learn
+from tiny_models import make_tiny_model
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.messages import Iteration, IterationResult
+
+VOCAB = 201
+SETTINGS = EngineSettings("cpu", "float32", kv_blocks=40, threads=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "llama", VOCAB, with_tokenizer=False)
+
+
+def engines(folder: Path, **changes: Any) -> list[Engine]:
+    settings = replace(SETTINGS, **changes)
+    return [Engine.load(folder, replace(settings, threads=threads)) for threads in (1, 2)]
+
+
+def run_lives(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings:
+    draw = random.Random(1)
+    checked = draw_requests(20, length, length // 4, VOCAB, draw)
+    learn(engines[0], checked)
+    return disturb(engines[1:], checked, SETTINGS.kv_blocks, deaths, draw)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_do_not_depend_on_who_died_meanwhile(folder: Path, dtype: str) -> None:
+    one, two = engines(folder, dtype=dtype)
+    found = run_lives([one, one, two], deaths=8)
+    assert found.wrong == []
+    assert found.recomputed
+    assert found.answers
+
+
+class Faulty:
+    """An engine of which one result in a hundred has one wrong bit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._runs = engine, 0
+        self.figures, self.reset = engine.figures, engine.reset
+
+    def run(self, iteration: Iteration) -> IterationResult:
+        result = self._engine.run(iteration)
+        self._runs += 1
+        if self._runs % 100 == 0:
+            result.logprobs.update(
+                {id: replace(said, token=said.token * (1 + 2**-23)) for id, said in result.logprobs.items()}
+            )
+        return result
+
+
+def test_a_single_wrong_bit_is_detected(folder: Path) -> None:
+    one, two = engines(folder)
+    assert run_lives([one, Faulty(two)], deaths=12).wrong
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_thousands_of_deaths(folder: Path, dtype: str) -> None:
+    one, two = engines(folder, dtype=dtype)
+    found = run_lives([one, one, two], deaths=2000, length=200)
+    assert found.wrong == []
