@@ -2,8 +2,8 @@
 
 Different builds that serve one pool can read each other's messages: fields that are missing at the end get their
 defaults, and values after the last field are ignored. The only allowed change of a message is therefore a new last
-field with a default. What changes an answer must not get lost like that: such a field belongs into `SamplingParams`, where
-it is a feature that an engine must have (`FEATURES`).
+field with a default. What changes an answer must not get lost like that: such a field belongs into `SamplingParams`,
+where it is a feature that an engine must have (`FEATURES`).
 """
 
 from __future__ import annotations

@@ -66,6 +66,8 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
         return _response(head, "in_progress", _output(head, transcript) if transcript.num_events else [])
     output = _output(head, transcript) if transcript.num_events > 1 else []
     made = _response(head, _status(end), output) | {"usage": _usage(head, transcript)}
+    if end.reason is FinishReason.STOP and end.at:
+        made["completed_at"] = max(head.created_at, int(end.at))  # the clocks of two machines differ
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
@@ -149,7 +151,7 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
-        "completed_at": None,  # the pool does not keep the time of an end
+        "completed_at": None,
         "status": status,
         "model": head.model,
         "output": output,
