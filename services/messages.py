@@ -116,6 +116,7 @@ class End:
     error: str | None = None
     cached: int = 0  # prompt tokens that were found in the prefix cache
     timed_out: bool = False  # an error: the request had not started by its deadline
+    at: float = field(default=0.0, compare=False)  # when, in Unix seconds; 0: a script of the pool ended it
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,10 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
             return empty_response(head, "queued")
         return _response(head, "in_progress", _output(head, transcript) if transcript.num_events else [])
     output = _output(head, transcript) if transcript.num_events > 1 else []
-    made = _response(head, _status(end, transcript.cut), output) | {"usage": _usage(head, transcript)}
+    status = _status(end, transcript.cut)
+    made = _response(head, status, output) | {"usage": _usage(head, transcript)}
+    if status == "completed" and end.at:
+        made["completed_at"] = max(head.created_at, int(end.at))  # the clocks of two machines differ
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
@@ -140,7 +143,7 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
-        "completed_at": None,  # the pool does not keep the time of an end
+        "completed_at": None,
         "status": status,
         "model": head.model,
         "output": output,

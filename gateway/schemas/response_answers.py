@@ -127,7 +127,7 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    completed_at: None
+    completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     model: str
     output: list[OutputItem]

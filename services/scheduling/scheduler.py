@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
-from time import monotonic
+from time import monotonic, time
 
 from services.messages import Claim, Commit, End, EngineFigures, Iteration, IterationResult, Room
 from services.requests import FinishReason
@@ -201,7 +202,7 @@ class Scheduler:
             self._queues.sweep()
 
     def _end(self, entry: RequestEntry, end: End, failed: bool = False) -> None:
-        entry.end = end
+        entry.end = replace(end, at=time())
         del self._entries[entry.id]
         self._queues.remove(entry, failed)
         self._outbox.put(entry)
