@@ -37,6 +37,8 @@ def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
         "vllm:e2e_request_latency_seconds_count": 1,
         "vllm:request_prompt_tokens_sum": 1,
         "vllm:request_generation_tokens_sum": 7,
+        "vllm:request_params_max_tokens_sum": 7,
+        "vllm:request_max_num_generation_tokens_sum": 7,
         "vllm:generation_tokens_total": 7,
     }
     with (

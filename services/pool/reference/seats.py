@@ -21,7 +21,7 @@ SEAT_KEPT = 3600.0
 MAX_STRIKES = 3
 MAX_SOFT_STRIKES = 6
 SUSPECT = 2  # strikes from which on a scheduler runs a sequence alone
-RETURN_TIME = 60.0  # seconds within which a seat that lost its owner may have one again
+RETURN_TIME = 900.0  # seconds within which a seat that lost its owner may have one again: a start may take so long
 
 
 class SeatRules(BoundRules):

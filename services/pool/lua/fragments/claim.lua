@@ -3,7 +3,7 @@
 -- the first that does not fit.
 local MAX_PASSED = 1000 -- sequences that one script skips, or ends because no engine can serve them
 local MAX_PASSED_OF_TENANT = 500 -- of one tenant, which then has no more turns in this script: others have theirs
-local RETURN_TIME = 60000000 -- us within which a seat that lost its owner may have one again
+local RETURN_TIME = 900000000 -- us within which a seat that lost its owner may have one again: a start may take so long
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, target of the time
 -- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens, trace context or "", {} or
