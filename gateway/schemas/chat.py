@@ -225,8 +225,8 @@ class ChatChoice(TypedDict):
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
-    stop_reason: str | int | None  # vLLM's field
-    token_ids: NotRequired[list[int]]
+    stop_reason: str | int | None  # vLLM's fields
+    token_ids: list[int] | None
 
 
 class ChatCompletion(TypedDict):
@@ -237,8 +237,8 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     service_tier: NotRequired[ServiceTier]
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class FunctionDelta(TypedDict):

@@ -86,10 +86,10 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
-    stop_reason: str | int | None  # vLLM's field
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    stop_reason: str | int | None  # vLLM's fields
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class Completion(TypedDict):
