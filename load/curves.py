@@ -41,10 +41,6 @@ class Curve:
                 return low.throughput + share * (high.throughput - low.throughput)
         return self.points[-1].throughput
 
-    def reaches(self, latency: float) -> bool:
-        """Whether a point of the curve has a higher latency."""
-        return any(point.latency > latency for point in self.points)
-
 
 def best_at(curves: Iterable[Curve], latency: float) -> tuple[float, str]:
     """The highest throughput (requests/s) that one of these configurations has at `latency`, and its label."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -71,11 +71,6 @@ def dtype_of(options: Options) -> str:
     """The dtype of the engine's weights by torch's name: "bfloat16"."""
     settings = engine_settings(options)
     return str(choose_dtype(settings, choose_device(settings))).removeprefix("torch.")
-
-
-def load_exact_engine(options: Options) -> Engine:
-    """The same in float32, unless the options name a dtype: then the order of computation does not change tokens."""
-    return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
 
 
 def add_model(parser: ArgumentParser) -> None:

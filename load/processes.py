@@ -55,12 +55,6 @@ def stat_of(pid: int) -> Stat | None:
     return _read(Path(f"/proc/{pid}/stat"))
 
 
-def threads_of(pid: int) -> dict[int, Stat]:
-    """The threads of a process by their ids; none if it has ended."""
-    found = {int(task.name): _read(task / "stat") for task in Path(f"/proc/{pid}/task").glob("[0-9]*")}
-    return {thread: stat for thread, stat in found.items() if stat}
-
-
 def processor_seconds(pids: Iterable[int]) -> dict[int, float]:
     """Processor seconds of the living ones of these processes so far."""
     return {pid: stat.processor for pid in pids if (stat := stat_of(pid))}

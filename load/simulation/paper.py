@@ -10,7 +10,6 @@ from pathlib import Path
 from load.curves import (
     LOADS,
     Curve,
-    best_at,
     curves_panel,
     median_normalized_latency,
     sweep,
@@ -30,7 +29,6 @@ BEST = ((1, 1), (8, 8))  # (max batch size, micro-batch size) of FasterTransform
 HOMOGENEOUS = ((32, 32), (128, 32))  # tokens in and out in section 6.1; the text does not give those of figure 11
 SHOWN = (0.1, 0.5, 0.7, 0.9, 1.0)  # of LOADS
 BATCHES = (1, 2, 4, 8, 16, 32)  # of the engine alone
-PAPERS_LATENCY = 0.190  # seconds (section 6.2)
 
 Latency = Callable[[list[Answer]], float]
 Models = dict[str, Partition]
@@ -58,7 +56,6 @@ def report(models: Models, scale: Scale, out: Path | None) -> str:
     curves = {name: figure_10(partition, scale) for name, partition in measured}
     parts = [models_table(models), engines_table(models)]
     parts += [f"### Figure 10: {name}\n\n{curves_table(of_model)}" for name, of_model in curves.items()]
-    parts += [f"### Throughput at the same latency\n\n{gains_table(models, curves)}"]
     if out:
         plot_figure_10(out / "figure_10.png", curves)
     if "175B" in models:
@@ -140,25 +137,6 @@ def curves_table(curves: list[Curve]) -> str:
     return table(head, rows)
 
 
-def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
-    """A markdown table: for each model and each level of the median normalized latency, the highest throughput that
-    FasterTransformer and Orca reach at that latency with any of their configurations, and the ratio of the two.
-    A curve that ends below the latency has no crossing: its last point is then marked as "over"."""
-    head = ["model", "at, ms", "what that is", "FasterTransformer, requests/s", "Orca, requests/s", "ratio"]
-    rows = []
-    for name, curves in of_models.items():
-        levels = {"the paper's level for 175B": PAPERS_LATENCY}
-        for batch in (1, 16):
-            levels[f"twice the engine alone, batch of {batch}"] = 2 * _token_seconds(models[name], batch)
-        for what, level in levels.items():
-            ft, orca = (_best(curves, system, level) for system in ("ft", "orca"))
-            over = "" if all(one.reaches(level) for one in curves if one.label == orca[1]) else "over "
-            ratio = f"{over}{orca[0] / ft[0]:.1f}" if ft[0] else "-"
-            reached = f"{over}{orca[0]:.2f} {orca[1]}"
-            rows.append([name, f"{level * 1e3:.0f}", what, f"{ft[0]:.3f} {ft[1]}", reached, ratio])
-    return table(head, rows)
-
-
 def plot_figure_10(path: Path, of_models: dict[str, list[Curve]]) -> None:
     panels = []
     for name, curves in of_models.items():
@@ -178,7 +156,3 @@ def plot_figure_11(path: Path, of_sizes: dict[tuple[int, int], list[Curve]]) -> 
 def _token_seconds(partition: Partition, batch: int) -> float:
     """Seconds for each generated token (the requests of figure 9)."""
     return execution_seconds(partition, batch, 128, 32) / 32
-
-
-def _best(curves: list[Curve], system: str, level: float) -> tuple[float, str]:
-    return best_at((curve for curve in curves if curve.label.startswith(system)), level)

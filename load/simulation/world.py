@@ -133,10 +133,6 @@ class Window:
         pairs = (pair for answer in answers for pair in itertools.pairwise(answer.times))
         return [later - earlier for earlier, later in pairs if later in self]
 
-    def ttfts(self, answers: list[Answer]) -> list[float]:
-        """Times to first token."""
-        return [answer.ttft for answer in answers if answer.times and answer.times[0] in self]
-
 
 def percentile(values: list[float], percent: float) -> float:
     """The smallest of `values` that `percent` of them do not exceed."""

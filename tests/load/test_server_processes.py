@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of, threads_of
+from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of
 from load.server import OrcaServer
 
 
@@ -35,17 +34,15 @@ def test_titles_have_kinds() -> None:
     assert {title: kind_of(title) for title in titles} == titles
 
 
-def test_this_process_its_threads_and_children_are_read() -> None:
+def test_this_process_and_its_children_are_read() -> None:
     stat = stat_of(os.getpid())
     assert stat
     assert stat.parent == os.getppid()
     assert stat.processor > 0
-    assert threading.get_native_id() in threads_of(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in descendants(os.getpid())
         child.communicate(b"\n")
     assert stat_of(child.pid) is None
-    assert threads_of(child.pid) == {}
 
 
 def test_processor_time_counts_from_the_first_reading() -> None:

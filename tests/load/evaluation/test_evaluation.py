@@ -159,18 +159,7 @@ def test_steps_that_the_command_printed() -> None:
         "[  0.1 s] starting the pool's server, /x/valkey-server\n",
         "[ 16.5 s] ready at http://127.0.0.1:21601  try: curl\n",
     ]
-    assert start.printed(lines) == {"*starting the pool's server*": {"at": 0.1}, "*ready*": {"at": 16.5}}
-
-
-def test_titles_are_shortened_to_what_tells_processes_apart() -> None:
-    titles = {
-        "ray::EngineActor.serve": "ray::EngineActor",
-        "ray::ServeReplica:orca:gateway": "ray::ServeReplica:orca:gateway",
-        "/x/bin/python -m cli serve --port 8000": "cli serve",
-        "/x/bin/python -u /y/log_monitor.py --a": "log_monitor.py",
-        "/x/raylet/raylet --raylet_socket_name=/t": "raylet",
-    }
-    assert {title: start.short(title) for title in titles} == titles
+    assert start.printed(lines) == {"starting the pool's server": 0.1}
 
 
 def test_peers_are_measured_only_where_they_are_named() -> None:

@@ -91,7 +91,6 @@ def test_figures_of_a_run():
     window = Window(1.0, 3.0)  # from the first token of both to before the last one
     assert window.token_throughput(served) == 1.5
     assert window.gaps(served) == [1.0]
-    assert window.ttfts(served) == [1.0, 1.0]
 
 
 def test_percentiles_are_values_that_came_up():
