@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from load.reference.seats import RETURN_TIME
 from load.server import OrcaServer
-from services.pool.reference.seats import RETURN_TIME
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from pool_helpers import FIGURES, Clock, ClockedPool, rung
 
+from load.reference.pool import ReferencePool
 from services.messages import Exchange
 from services.pool.limits import Bounds
 from services.pool.packing import unpack
-from services.pool.reference.pool import ReferencePool
 
 SEATS = ("c/0", "c/1")
 GATEWAYS = ("g", "h")

@@ -4,9 +4,9 @@ import asyncio
 
 from pool_helpers import Owner, all_events, group
 
+from load.reference.pool import ReferencePool
 from services.loop.clock import RealClock, run_in_virtual_time
 from services.messages import Room
-from services.pool.reference.pool import ReferencePool
 from services.pool.scripts import TOO_LARGE
 
 SMALL = Room(8, 10, 4, longest=40)
