@@ -39,7 +39,8 @@ def unpack(kind: type[M], data: bytes) -> M:
 
 def named(message: Any) -> dict[str, Any]:
     """Return the fields of a message by name."""
-    return {name: getattr(message, name) for name in _names(type(message))}
+    kind: Any = type(message)
+    return {name: getattr(message, name) for name in _names(kind)}
 
 
 def _fields(message: Any) -> list[Any]:
