@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from load.reference.pool import ReferencePool
 from load.trace import Answer, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
@@ -16,7 +17,6 @@ from services.loop.local_engine import LocalEngine, LocalSeat
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
 from services.metrics import Counters
 from services.pool.limits import Limits
-from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.pool_client.event_reader import PAUSE
+from load.reference.pool import ReferencePool
 from load.trace import Answer, Request
 from services.loop.clock import RealClock
 from services.messages import Exchange, ExchangeReply, NewSequence, Submission, SubmitReply
 from services.pool.limits import Limits
-from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 
 GATEWAY = "simulation"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import redis
 
+from load.reference.seats import RETURN_TIME
 from load.server import OrcaServer
-from services.pool.reference.seats import RETURN_TIME
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 

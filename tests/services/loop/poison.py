@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from load.reference.pool import ReferencePool
 from services.messages import Exchange
-from services.pool.reference.pool import ReferencePool
 from services.scheduling.in_flight import InFlight
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.request_entry import RequestEntry

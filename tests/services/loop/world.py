@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import wraps
 
+from load.reference.pool import ReferencePool
 from services.errors import EngineLost, PoolUnavailable
 from services.loop.clock import RealClock, run_in_virtual_time
 from services.loop.engine_loop import EngineLoop
@@ -24,7 +25,6 @@ from services.messages import (
     Submission,
 )
 from services.metrics import Counters
-from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 from services.tracing.tenures import TenureTraces

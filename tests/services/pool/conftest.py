@@ -6,9 +6,9 @@ import itertools
 import pytest
 from pool_helpers import Clock, ClockedPool
 
+from load.reference.pool import ReferencePool
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.reference.pool import ReferencePool
 from services.pool.server.binaries import find_servers
 from services.pool.server.pool_server import PoolServer
 

@@ -3,22 +3,21 @@
 import asyncio
 import dataclasses
 import itertools
-import time
 
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from pool_helpers import FIGURES, Clock, ClockedPool, rung
 
+from load.reference.pool import ReferencePool
 from services.messages import Exchange
 from services.pool.limits import Bounds
 from services.pool.packing import unpack
-from services.pool.reference.pool import ReferencePool
 
 SEATS = ("c/0", "c/1")
 GATEWAYS = ("g", "h")
 TENANTS = ("default", "é", "b")
-LEASE = 1000.0  # longer than any run, so that no lease expires
-UNIT = 10_000.0  # seconds, longer than any run; all that ranks a request is a multiple of it
+LEASE = 1e6  # seconds, longer than any run lets pass, so that no lease expires
+UNIT = 10_000.0  # seconds; what ranks a request is a multiple of it, plus what a run lets pass
 names = itertools.count()
 
 
@@ -129,8 +128,9 @@ class PoolPair(RuleBasedStateMachine):
             self.loop.run_until_complete(pool.exchange(dataclasses.replace(exchange, epoch=epoch)))
             for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
         ]
-        timeless = [dataclasses.replace(r, claims=[to_a_unit(claim) for claim in r.claims]) for r in replies]
-        assert timeless[0] == timeless[1]
+        now = self.clock.now()
+        rounded = [dataclasses.replace(r, claims=[to_millis(claim, now) for claim in r.claims]) for r in replies]
+        assert rounded[0] == rounded[1]
         return replies[0]
 
     # --- always ---
@@ -171,7 +171,7 @@ async def counted(pool, tenant=None):
     return Bounds(waiting, tokens, streams, size - ended_size, stored), rate
 
 
-def to_a_unit(claim):
-    """The claim with its times in multiples of UNIT: its rank, relative to its arrival, and how long it has waited."""
-    after = claim.rank - (time.time() - claim.waited)
-    return dataclasses.replace(claim, rank=round(after / UNIT), waited=round(claim.waited / UNIT))
+def to_millis(claim, now):
+    """The claim with its times in milliseconds: its rank, relative to its arrival, and how long it has waited."""
+    after = claim.rank - (now - claim.waited)
+    return dataclasses.replace(claim, rank=round(after, 3), waited=round(claim.waited, 3))

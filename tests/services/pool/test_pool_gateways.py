@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, let_time_pass, stored
 
+from load.reference.pool import ReferencePool
+from load.reference.state import EVENTS_KEPT
 from services.messages import Room, Snapshot, TokenEvent
-from services.pool.reference.pool import ReferencePool
-from services.pool.reference.state import EVENTS_KEPT
 
 
 async def _running(pool, gateway="gateway"):

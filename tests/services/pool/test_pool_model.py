@@ -12,7 +12,7 @@ from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Bounds, Limits
 from services.requests import BATCH_CLASS, FEATURES
 
-LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace ends at once
+LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=2.0)
 # bounds the expected wait: some waits exceed it by far, and none is close to it
 WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
 RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
@@ -116,6 +116,11 @@ class PoolMachine(PoolPair):
         self.loop.run_until_complete(let_wait(self.real, units * UNIT))
         self.loop.run_until_complete(let_wait(self.reference, units * UNIT))
 
+    @rule(seconds=st.sampled_from([0.5, 4.0, 60.0, 600.0]))
+    def let_time_pass(self, seconds):
+        """Registrations, graces and ended groups expire; more than 5 s without a call is an outage."""
+        self.clock.advance(seconds)
+
     @rule(submission=requests)
     def cancel(self, submission):
         self.both("cancel", submission.request)
@@ -144,7 +149,7 @@ class PoolMachine(PoolPair):
     @rule(gateway=gateways, repeat=st.booleans(), leap=st.sampled_from([1, 1, 2]))
     def heartbeat(self, gateway, repeat, leap):
         self.calls[gateway] += 0 if repeat and self.calls[gateway] else leap
-        self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, LEASE, {"age": float(self.calls[gateway])})
+        self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, 10.0, {"age": float(self.calls[gateway])})
 
     @rule(gateway=gateways)
     def unregister(self, gateway):

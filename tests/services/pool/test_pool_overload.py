@@ -6,9 +6,9 @@ from collections import deque
 
 from pool_helpers import CANCELLED, STOP, Owner, commit, group
 
+from load.reference.pool import ReferencePool
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference.pool import ReferencePool
 
 TICK = 0.1  # seconds of an iteration
 PATIENCE = 20.0  # seconds after which a client gives up

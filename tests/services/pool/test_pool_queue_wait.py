@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from pool_helpers import ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
 
+from load.reference.bounds import MIN_SAMPLE
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference.bounds import MIN_SAMPLE
 from services.requests import BATCH_CLASS
 
 MOST = 50  # seconds

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_helpers import STOP, Clock, Owner, commit, group
 
+from load.reference.pool import ReferencePool
 from services.messages import Room
-from services.pool.reference.pool import ReferencePool
 from services.pool.scripts import TOO_LARGE
 
 BLOCK = 4

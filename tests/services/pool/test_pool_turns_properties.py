@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pool_helpers import Clock, Owner
 from tenant_helpers import ONE, RANKED, of
 
+from load.reference.pool import ReferencePool
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference.pool import ReferencePool
 from services.requests import BATCH_CLASS
 
 asked = st.tuples(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from math import inf
 
+from load.reference.bounds import BoundRules
+from load.reference.state import LastReply, Seat, Sequence
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.limits import behind
-from services.pool.reference.bounds import BoundRules
-from services.pool.reference.state import LastReply, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE, UNSERVED
 from services.requests import BATCH_CLASS, Tenure, needs_of
 from services.seats import cluster_of, engine_of

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from itertools import takewhile
 
+from load.reference.seats import SeatRules
+from load.reference.state import LastReply, Seat, Sequence
 from services.messages import (
     Exchange,
     ExchangeReply,
@@ -20,8 +22,6 @@ from services.messages import (
 )
 from services.messages import Group as GroupView
 from services.overview import Overview
-from services.pool.reference.seats import SeatRules
-from services.pool.reference.state import LastReply, Seat, Sequence
 from services.seats import ClusterSeats, SeatGrant, cluster_of, engine_of
 
 ENTRIES_AT_ONCE = 128

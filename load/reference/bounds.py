@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from math import ceil, exp
 
+from load.reference.groups import GroupRules
+from load.reference.state import Clock, Group, Sequence
 from services.messages import Submission
 from services.pool.limits import Bounds, Limits, behind
-from services.pool.reference.groups import GroupRules
-from services.pool.reference.state import Clock, Group, Sequence
 from services.requests import Refusal
 
 MIN_SAMPLE = 16  # sequences; fewer do not show a rate

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import inf
 
+from load.reference.state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
+from load.reference.turns import TenantQueues
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
-from services.pool.reference.state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
-from services.pool.reference.turns import TenantQueues
 from services.pool.scripts import CANCELLED, TIMEOUT
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat

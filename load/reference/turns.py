@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import floor, inf
 
+from load.reference.state import Sequence
 from services.pool.limits import Limits, behind
-from services.pool.reference.state import Sequence
 
 PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 CHARGED_AT_ONCE = 8
