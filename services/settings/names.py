@@ -32,6 +32,7 @@ VLLM_REFUSED = {
     "--tokenizer-revision": "it is a part of the tokenizer's name: --tokenizer REPOSITORY@REVISION",
     "--tokenizer-mode": "the tokenizer is that of tokenizer.json",
     "--chat-template-content-format": "the template gets the text of each message",
+    "--trust-request-chat-template": "a template could take any time and memory; --chat-template is the server's own",
     "--enable-auto-tool-choice": "it is always on; --tool-call-parser none turns tools off",
     "--trust-remote-code": "code of a model's repository is never run",
     "--seed": "tokens depend on the request alone; send the field 'seed' in the request",

@@ -33,7 +33,7 @@ def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: 
         while response(server, path)["status"] == "queued":
             time.sleep(0.05)
         server.kill_all()  # a server that stops would compute the rest meanwhile
-    with OrcaServer(tmp_path, *FLAGS, *KEYS, "--kv-blocks", "100") as server:
+    with OrcaServer(tmp_path, *FLAGS, *KEYS, "--kv-blocks", "100", port=server.port) as server:
         model = httpx.get(f"{server.url}/v1/models", headers=B, timeout=PATIENCE).json()["data"][0]["id"]
         small = {"model": model, "prompt": "Hello", "max_tokens": 8}
         for _ in range(SMALL):

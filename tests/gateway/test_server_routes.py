@@ -29,6 +29,18 @@ def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -
     assert version["revision"] == stack.info.revision
 
 
+def test_the_length_is_the_servers(redis_url: str, tiny_folder: Path) -> None:
+    """Not the model's, which is 512."""
+    with (
+        Stack(redis_url, "shorter", tiny_folder, Settings(max_model_len=128)) as stack,
+        httpx.Client(base_url=stack.url) as http,
+    ):
+        (listed,), one = http.get("/v1/models").json()["data"], http.get("/v1/models/tiny").json()
+        tokens = http.post("/tokenize", json={"prompt": "hello"}).json()
+        assert [each["max_model_len"] for each in (listed, one, tokens)] == [128] * 3
+        assert http.get("/tokenizer_info").json()["model_max_length"] == 128
+
+
 def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
     counted = {
         "vllm:time_to_first_token_seconds_count": 1,
