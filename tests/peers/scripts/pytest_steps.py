@@ -43,5 +43,5 @@ def run(root: Path, folder: str, *options: str) -> None:
     files = sorted(str(file) for file in Path(folder).rglob("test_*.py"))
     for file in filter(left_out.fullmatch, files):
         _say(file, False, "not run")
-    own = ["-p", "no:cacheprovider", "-q", "--timeout=60", f"--rootdir={root}", f"--confcutdir={folder}"]
+    own = ["-p", "no:cacheprovider", "-q", "--timeout=60", f"--rootdir={root}", f"--confcutdir={root}"]
     pytest.main([*own, *options, *(file for file in files if not left_out.fullmatch(file))], plugins=[Steps()])
