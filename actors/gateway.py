@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.replica import find_model, listen_on_node_address, open_shards
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
+from services.joined import described, join
 from services.logs import configure
 from services.models.generation import SamplingDefaults
 from services.settings.sources import load
@@ -30,13 +31,16 @@ class GatewayReplica:
         self._settings = load(**values)
         configure(self._settings, "gateway")
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Raises SettingsError if the settings do not allow it to join the other servers of the pool."""
         settings = self._settings
         folder, info = find_model(settings)
-        name = settings.served_model_name or folder.name
+        name, *aliases = settings.served_model_name or (folder.name,)
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
         log.info("sampling defaults: %s", defaults)
-        model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()), defaults=defaults)
-        app = create_app(open_shards(settings, info), model, settings, echo_request_id=False)
+        model = ServedModel(name, Tokenizer.load(folder), info, int(time.time()), defaults, tuple(aliases))
+        shards = open_shards(settings, info)
+        await join(described(settings, model.tokenizer.tables), [shard.pool for shard in shards], log.warning)
+        app = create_app(shards, model, settings, echo_request_id=False)
         prepare_process()
         return app

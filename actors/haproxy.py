@@ -19,7 +19,6 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from pathlib import Path
 
 from services.child_environment import least
@@ -38,18 +37,10 @@ NODE_IDLE, NODE_INTERVAL, NODE_PROBES = (
     5,
 )  # seconds until a silent gateway's node is probed, between probes; tries
 LONGEST_HEAD = 64 << 10  # bytes of a request's first line and headers
-MALFORMED = (
-    "The request is not valid HTTP, is incomplete, its first line and headers are longer than "
-    f"{LONGEST_HEAD >> 10} KiB, the limit, or its client has closed its side of the connection."
+# for what HAProxy's parser can read; its own answers to heads that it cannot read have a fixed text
+REFUSED_HEAD = (
+    "The client has closed its side of the connection, and is taken for gone, or it speaks HTTP/2, which is not served."
 )
-# what HAProxy answers to a client whose request it cannot read, by status
-REFUSALS = {
-    400: MALFORMED,
-    405: MALFORMED,
-    408: f"The request's head did not arrive within {HEAD_TIMEOUT} s, the limit.",
-    413: MALFORMED,
-    501: MALFORMED,
-}
 REWRITTEN = 1024  # bytes of HAProxy's buffer for what it adds to a head, its default
 UNSERVED = "no_gateway"  # `code` of the error
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"  # names this program to Serve
@@ -95,7 +86,7 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
             f"    option srvtcpka\n    srvtcpka-idle {NODE_IDLE}s\n    srvtcpka-intvl {NODE_INTERVAL}s\n"
             f"    srvtcpka-cnt {NODE_PROBES}\n"
             "    option disable-h2-upgrade\n"  # the bounds count connections, and HTTP/2 has 100 requests on one
-            + "".join(f"    errorfile {code} {folder / f'{code}.http'}\n" for code in REFUSALS),
+            f"    errorfile 400 {folder / 'refused.http'}\n",
         ),
         (
             rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
@@ -137,9 +128,9 @@ def error_files() -> dict[str, str]:
     head = "HTTP/1.1 {}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n{}\r\n{}"
     retry = f"Retry-After: {RETRY_AFTER}\r\n"
     answers = {
-        f"{code}.http": (f"{code} {HTTPStatus(code).phrase}", "", _body(message, "invalid_request_error", None))
-        for code, message in REFUSALS.items()
-    } | {"unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later."))}
+        "refused.http": ("400 Bad Request", "", _body(REFUSED_HEAD, "invalid_request_error", None)),
+        "unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later.")),
+    }
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in answers.items()}
 
 

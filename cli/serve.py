@@ -195,18 +195,15 @@ async def _check_pool(url: str, settings: Settings, say: Progress) -> None:
 async def _compare(settings: Settings, say: Progress) -> None:
     """Say how other servers of the pool differ. Raises SettingsError if this one may not join them."""
     from actors.replica import find_model, open_shards
-    from services.joined import compared, described
+    from services.joined import described, join
     from services.text import TextTables
 
     folder, info = await in_daemon_thread(find_model, settings)
-    own = described(settings, await in_daemon_thread(TextTables.load, folder))
-    for shard in open_shards(settings, info):
-        try:
-            for line in compared(own, await shard.pool.settings_of_gateways()):
-                say(line)
-        except PoolUnavailable:  # the server goes on to wait for it, as it does later
-            pass
-        finally:
+    own, shards = described(settings, await in_daemon_thread(TextTables.load, folder)), open_shards(settings, info)
+    try:
+        await join(own, [shard.pool for shard in shards], say)
+    finally:
+        for shard in shards:
             await shard.pool.close()
 
 
@@ -264,7 +261,7 @@ async def _until_ready(settings: Settings, say: Progress) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
-                    for weights in kept_weights((await client.get("/metrics")).text):
+                    for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
                     return
             await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.arguments import Parser
 from cli.server import add_server, connection, served_model
+from services.errors import OrcaError
 
 KEPT = "orca:weights_info"
 FIGURES = {
@@ -34,7 +35,10 @@ def run(arguments: list[str]) -> None:
     options = parser.read(arguments)
     with httpx.Client(**connection(options.url, options.api_key), timeout=10) as client:
         print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
-        page = client.get("/metrics").text
+        reply = client.get("/metrics")
+        if reply.is_error:
+            raise OrcaError(f"no figures: {reply.text}")
+        page = reply.text
         samples = [
             sample
             for family in text_string_to_metric_families(page)

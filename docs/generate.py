@@ -53,7 +53,7 @@ VLLM_SAME = """
 ## Flags of vLLM
 
 These flags of `vllm serve`, and the same names in a settings file, have the same meaning as in vLLM. So do `--model`,
-`--served-model-name` (one name), `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
+`--served-model-name`, `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
 `--block-size`, `--max-model-len`, `--revision`, `--tokenizer`, `--chat-template`, `--generation-config`,
 `--override-generation-config`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`,
 `--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts

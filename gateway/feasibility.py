@@ -1,4 +1,5 @@
-"""Limits of combinations of fields: a first token that can be sampled, and an answer that a gateway can hold."""
+"""Limits of combinations of fields: a first token that can be sampled, an engine that knows all of them, and an answer
+that a gateway can hold."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Sequence, Set
 from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError, Kind
 from gateway.schemas.generation import GenerationFields
-from services.messages import NewSequence
-from services.requests import NO_TOKEN_LEFT, SamplingParams
+from services.messages import EngineFigures, NewSequence
+from services.requests import NO_TOKEN_LEFT, SamplingParams, needs_of
 
 MAX_LOGPROBS = 1 << 18  # per answer: 14 MB of JSON, and 90 MB in memory while it is made
 
@@ -22,6 +23,14 @@ def check_choice(sampling: SamplingParams, eos: Set[int], vocab_size: int) -> No
     if not left:
         param = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {NO_TOKEN_LEFT}.", param)
+
+
+def check_needs(sampling: SamplingParams, figures: EngineFigures) -> None:
+    """Raises ApiError if the request needs a feature that the engine does not have."""
+    for name in needs_of(sampling):
+        if name not in figures.features:
+            text = f"Invalid '{name}': the engines that run now are of a build that does not know it; leave it out."
+            raise ApiError(Kind.INVALID, text, name)
 
 
 def check_logprobs(

@@ -63,12 +63,12 @@ class Gateway:
         """The number of requests that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
 
-    def model_card(self) -> dict[str, Any]:
-        """The model object; see ServedModel."""
+    def model_card(self, name: str) -> dict[str, Any]:
+        """The model object under one of its names; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
         created = min((view.created for view in views if view.created), default=self.model.created)
-        return replace(self.model, created=created).card("; ".join(known))
+        return replace(self.model, created=created).card(name, "; ".join(known))
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been

@@ -24,21 +24,26 @@ Words = tuple[tuple[int, ...], ...]
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds, for clients only until
-    the pool says when it had its first gateway. `defaults`: the
-    sampling of requests that do not say it."""
+    the pool says when it had its first gateway. `defaults`: the sampling of requests that do not say it. `aliases`:
+    further names by which requests may ask for it; answers have its `name`."""
 
     name: str
     tokenizer: Tokenizer
     info: ModelInfo
     created: int
     defaults: SamplingDefaults = NO_DEFAULTS
+    aliases: tuple[str, ...] = ()
 
-    def card(self, weights: str = "") -> dict[str, Any]:
-        """The model object with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its defaults if any, and how
-        engines keep its `weights` if that is known."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.name, *self.aliases
+
+    def card(self, name: str, weights: str = "") -> dict[str, Any]:
+        """The model object under one of its names, with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its
+        defaults if any, and how engines keep its `weights` if that is known."""
         said = self.defaults.given()
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "orca",
@@ -48,7 +53,7 @@ class ServedModel:
             **({"default_sampling_params": said} if said else {}),
             **({"weights": weights} if weights else {}),
             "type": "model",
-            "display_name": self.name,
+            "display_name": name,
             "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "lifecycle": "active",
         }

@@ -10,7 +10,7 @@ from gateway.answer.plan import AnswerKind, Plan
 from gateway.answer.reading import Reading
 from gateway.schemas.generation import GenerationFields
 from services.messages import NewSequence
-from services.requests import SamplingParams
+from services.requests import SamplingParams, known_to_all, needs_of
 from services.wire import pack
 
 STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
@@ -82,5 +82,8 @@ def digest_of_inputs(prompts: Sequence[list[int]], samplings: Sequence[SamplingP
     """Equal for two requests only if their tokens are equal: they depend on nothing else."""
     digest = hashlib.sha256()
     for prompt, sampling in zip(prompts, samplings, strict=True):
-        digest.update(pack([prompt, sampling]))
+        # a field that came later must not rename the requests that do not use it
+        digest.update(pack([prompt, known_to_all(sampling)]))
+        if needs := needs_of(sampling):
+            digest.update(pack(needs))
     return digest.hexdigest()

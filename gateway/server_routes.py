@@ -14,7 +14,7 @@ from gateway.errors import POOL_AWAY, ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
-from gateway.model import ServedModel, chat_tokens, text_tokens
+from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shard import Shard
 from gateway.schemas.answers import Load, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
@@ -107,10 +107,6 @@ async def detokenize(request: Request) -> Response:
     return await _off_loop(request, partial(_text, gateway, fields))
 
 
-def _token_text(model: ServedModel, token: int) -> str:
-    return model.tokenizer.literal_bytes(token).decode(errors="replace")
-
-
 async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> Response:
     """The JSON of the result of `work`, which may be long."""
     body = await gateway_of(request).executor.run(
@@ -137,7 +133,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
         "count": len(tokens),
         "max_model_len": model.info.max_model_len,
         "tokens": tokens,
-        "token_strs": [_token_text(model, token) for token in tokens] if fields.return_token_strs else None,
+        "token_strs": model.tokenizer.spelled(tokens) if fields.return_token_strs else None,
     }
 
 
@@ -151,7 +147,7 @@ async def tokenizer_info(request: Request) -> dict[str, object]:
     """The contents of the model's tokenizer_config.json without paths, in vLLM's format."""
     model = gateway_of(request).model
     tokenizer, config = model.tokenizer, model.tokenizer.config
-    special = [_token_text(model, token) for token in sorted(tokenizer.special_ids)]
+    special = tokenizer.spelled(sorted(tokenizer.special_ids))
     return {
         "tokenizer_class": config.tokenizer_class,
         **config.named_tokens,

@@ -9,7 +9,7 @@ from gateway.answer.plan import AnswerKind, Plan
 from gateway.answer.reading import PLAIN, ModelReading, Reading
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, FairExecutor
-from gateway.feasibility import check_choice, check_logprobs
+from gateway.feasibility import check_choice, check_logprobs, check_needs
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
@@ -149,6 +149,7 @@ class Validator:
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
+        check_needs(samplings[0], figures)
         inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
         request = kind.prefix + caller.request_name(digest, inputs)
         sequences = _sequences(request, prompts, samplings, fields.choices)
@@ -184,8 +185,9 @@ class Validator:
         return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model.name:
-            text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
+        if name is not None and name not in self._model.names:
+            served = " or ".join(f"'{own}'" for own in self._model.names)
+            text = f"The model '{name[:100]}' does not exist; this server serves {served}."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
     def _check_class(self, fields: GenerationFields, tenant: str) -> None:
@@ -280,5 +282,10 @@ def _discarded(sampling: SamplingParams) -> SamplingParams:
     """The sampling of the one token that a request for no tokens generates: greedy, and it ends by length."""
     scored = sampling.prompt_logprobs
     return SamplingParams(
-        1, temperature=0.0, logprobs=None if scored is None else 0, ignore_eos=True, prompt_logprobs=scored
+        1,
+        temperature=0.0,
+        logprobs=None if scored is None else 0,
+        ignore_eos=True,
+        prompt_logprobs=scored,
+        cache_salt=sampling.cache_salt,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.errors import SettingsError
+from services.errors import PoolUnavailable, SettingsError
+from services.pool.pool import RequestPool
 from services.settings.settings import SECRETS, Settings
 from services.text import TextTables
 
@@ -35,17 +37,26 @@ def described(settings: Settings, tables: TextTables) -> str:
     )
 
 
+async def join(own: str, pools: Iterable[RequestPool], say: Callable[[str], None]) -> None:
+    """Say how the servers that run on these pools differ from this one, which says `own`. A pool that is unavailable
+    is left out. Raises SettingsError if this server may not join them."""
+    for pool in pools:
+        with contextlib.suppress(PoolUnavailable):
+            for line in compared(own, await pool.settings_of_gateways()):
+                say(line)
+
+
 def compared(own: str, others: Iterable[str]) -> list[str]:
-    """A line for each other server with what differs there. An earlier server of the same address is left out.
+    """A line for each other server with what differs there. A server of the same address is not another one: a process
+    that is started again may join those whom its server has joined.
 
     Raises SettingsError where a difference opens what others protect, or changes what tokens mean.
     """
     here, lines = json.loads(own), []
-    for there in {other["server"]: other for other in map(json.loads, others)}.values():
-        server = there["server"]
-        if server == here["server"]:
-            continue
-        if there["keys"] and not here["keys"]:
+    found = {other["server"]: other for other in map(json.loads, others)}
+    before = found.pop(here["server"], None)
+    for server, there in found.items():
+        if there["keys"] and not here["keys"] and (before is None or before["keys"]):
             raise SettingsError(
                 f"api_key: {server} serves the same pool and requires API keys, which this server would not; "
                 "set its keys here too, or another pool: --pool NAME"

@@ -90,6 +90,7 @@ class EngineFigures:
     numerics: str
     weights: str = ""  # how they are kept, for people
     weight_bytes: int = 0  # in the memory of the process that samples
+    features: tuple[str, ...] = ()  # those of `FEATURES` in services/requests.py that it has
 
     @property
     def num_slots(self) -> int:
@@ -115,6 +116,7 @@ class End:
     error: str | None = None
     cached: int = 0  # prompt tokens that were found in the prefix cache
     timed_out: bool = False  # an error: the request had not started by its deadline
+    at: float = field(default=0.0, compare=False)  # when, in Unix seconds; 0: a script of the pool ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Room:
     `yields` are tuples (class, requests, blocks): what requests of this class would give up to one of an earlier class.
     `longest` is the most tokens of a request that the engine can serve, as its length and all its blocks allow; 0 if it
     is unknown. `guests` is the number of further requests that it takes from tenants without a request here, one from
-    each; `tenants` have requests here.
+    each; `tenants` have requests here. `features` are those that a request may need of the engine.
     """
 
     requests: int
@@ -147,6 +149,7 @@ class Room:
     longest: int = 0
     guests: int = 0
     tenants: list[str] = field(default_factory=list)
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

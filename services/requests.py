@@ -6,8 +6,9 @@ A request is one sequence of tokens. An HTTP request with several choices or pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 NO_TOKEN_LEFT = (
     "the grammar, logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
@@ -34,7 +35,7 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the tokens of a request are sampled, and when it stops. All values are valid.
 
-    Fields travel by position, so a new field must be the last one.
+    Fields travel by position, so a new field must be the last one. It is a feature (see `FEATURES`).
 
     Sampling noise is a function of (`seed`, `choice`, position, vocabulary id) only, so the same request gets the same
     tokens in any batch and any process.
@@ -64,6 +65,23 @@ class SamplingParams:
     # the `Logprobs` of the first output token, so `logprobs` must not be None.
     prompt_logprobs: int | None = None
     grammar: str = ""  # of the output, in llguidance's syntax (see `services/grammar`); empty: none
+    cache_salt: str = ""  # requests with different ones share no prefix
+
+
+_NAMES = [one.name for one in fields(SamplingParams)]
+_FIRST = _NAMES.index("grammar") + 1  # fields that every build knows which serves a pool of this layout
+FEATURES = tuple(_NAMES[_FIRST:])  # later fields, which only some of the builds know that serve one pool
+_NEUTRAL = SamplingParams(max_new_tokens=1)
+
+
+def needs_of(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the features that a request uses, with their values. Only an engine that has them may run it."""
+    return {name: value for name in FEATURES if (value := getattr(sampling, name)) != getattr(_NEUTRAL, name)}
+
+
+def known_to_all(sampling: SamplingParams) -> list[Any]:
+    """Return the values of the fields that are no features."""
+    return [getattr(sampling, name) for name in _NAMES[:_FIRST]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Different builds that serve one pool can read each other's messages: fields that are missing at the end get their
 defaults, and values after the last field are ignored. The only allowed change of a message is therefore a new last
-field with a default.
+field with a default. What changes an answer must not get lost like that: such a field belongs into `SamplingParams`,
+where it is a feature that an engine must have (`FEATURES`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ def unpack(kind: type[M], data: bytes) -> M:
         return cast(M, convert(msgpack.unpackb(data, strict_map_key=False)))
     except (msgpack.UnpackException, ValueError, TypeError, AttributeError) as error:
         raise Unreadable(f"this is no {kind.__name__} that this build can read: {error}") from error
+
+
+def named(message: Any) -> dict[str, Any]:
+    """Return the fields of a message by name."""
+    kind: Any = type(message)
+    return {name: getattr(message, name) for name in _names(kind)}
 
 
 def _fields(message: Any) -> list[Any]:

@@ -6,6 +6,7 @@ content, reasoning and calls of tools (`gateway/answer/parsers`). Without a pars
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from gateway.answer.parsers.pieces import Parser, Piece
@@ -52,6 +53,7 @@ class Choice:
     """
 
     __slots__ = (
+        "_arguments",
         "_detokenizer",
         "_end",
         "_include_reasoning",
@@ -99,6 +101,7 @@ class Choice:
         self._parser = parser
         self._include_reasoning = include_reasoning
         self._pieces: list[tuple[Piece, int]] = []  # with a parser: each piece and its number
+        self._arguments: list[str] = []  # with a parser: of the call that the text so far ends with
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._texts: list[str] = []  # without a parser
         self._tokens: list[int] = []
@@ -113,6 +116,23 @@ class Choice:
     def parsed(self) -> bool:
         """Whether a parser divides the text."""
         return self._parser is not None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token id that ended the choice, vLLM's field; None for EOS and limits."""
+        return self._end.stop if self._end else None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer has ended with calls that the client is to run: it reached no limit, and none is cut."""
+        end = self._end
+        return self.called and end is not None and end.reason is FinishReason.STOP and not self.cut_by(end)
+
+    def cut_by(self, end: End) -> bool:
+        """Whether `end` cuts the call that the text so far ends with: its arguments are not JSON, and not since the
+        model ended them so."""
+        by_model = end.reason is FinishReason.STOP and end.stop is None  # neither a stop string nor a stop token
+        return bool(self._arguments) and not by_model and not _is_json("".join(self._arguments))
 
     @property
     def cached_tokens(self) -> int:
@@ -173,7 +193,7 @@ class Choice:
         end, texts, pieces = self._end, self._texts, self._pieces
         if end is None and not (texts or pieces or (allow_empty and self._tokens)):
             return None
-        reason = None if end is None else self._reason(end)
+        reason = None if end is None else TOOL_CALLS if self.calls_tools else end.reason.value
         if self._parser is None:
             parts, text = None, texts[0] if len(texts) == 1 else "".join(texts)
             self._texts = []
@@ -185,9 +205,6 @@ class Choice:
         self.sent = self.added
         return delta
 
-    def _reason(self, end: End) -> str:
-        return TOOL_CALLS if self.called and by_itself(end) else end.reason.value
-
     def _parse(self, parser: Parser, text: str, fresh: bool) -> None:
         """Divide the text of the event that was taken last into parts."""
         pieces = parser.push(text) if text else []
@@ -195,8 +212,11 @@ class Choice:
             pieces += parser.finish()
         assert len(pieces) < STRIDE, f"{len(pieces)} pieces of one token"
         for number, piece in enumerate(pieces, STRIDE * self.added):
+            if piece.kind is not CALL or piece.name is not None:
+                self._arguments = []
             if piece.kind is CALL:
                 self.called = True
+                self._arguments.append(piece.text)
             elif piece.kind is REASONING:
                 self.reasoning_tokens = self.completion_tokens
                 if not self._include_reasoning:
@@ -253,9 +273,13 @@ def tables_of(plan: Plan, model: ServedModel) -> TextTables:
     return model.tokenizer.tables.of(plan.skip_special_tokens)
 
 
-def by_itself(end: End) -> bool:
-    """Whether the model ended the answer: not a limit, a stop string or a stop token, which may cut a call."""
-    return end.reason is FinishReason.STOP and end.stop is None
+def _is_json(text: str) -> bool:
+    """Whether a text is JSON. A model may nest it deeper than Python reads."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def failure(end: End) -> ApiError | None:

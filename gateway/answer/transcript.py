@@ -68,9 +68,14 @@ class Transcript:
         return self._choice.parsed
 
     @property
-    def called(self) -> bool:
-        """Whether the answer so far has a call."""
-        return self._choice.called
+    def calls_tools(self) -> bool:
+        """Whether the answer has ended with calls that the client is to run."""
+        return self._choice.calls_tools
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer has ended within the arguments of its last call, which the model did not end."""
+        return self.end is not None and self._choice.cut_by(self.end)
 
     @property
     def completion_tokens(self) -> int:

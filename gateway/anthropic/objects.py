@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import orjson
 
-from gateway.answer.choice import by_itself
 from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import Plan
 from gateway.answer.transcript import Item, Transcript, transcript_of
@@ -90,7 +89,7 @@ def _block(head: MessageHead, item: Item, text: str, input: object) -> dict[str,
 
 def _input(arguments: str) -> object:
     """The arguments of a call as JSON, written as the model wrote them. `{}` if they are not an object: those of a call
-    that `max_tokens` cut off."""
+    that is cut."""
     try:
         parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:
@@ -107,7 +106,7 @@ def stop(transcript: Transcript | None) -> dict[str, str | None]:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
     if end.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    return {"stop_reason": "tool_use" if transcript.called and by_itself(end) else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if transcript.calls_tools else "end_turn", "stop_sequence": None}
 
 
 def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:

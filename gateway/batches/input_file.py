@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +34,11 @@ class CheckedInput:
 
 def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALUES) -> CheckedInput:
     """Check the whole file. Errors have OpenAI's fields: `code`, `message`, `param` and `line`, counted from 1.
-    `max_values`: per line, see `json_size`."""
-    checked, ids, start = CheckedInput(), set[str](), 0
+    `max_values`: per line, see `json_size`. The file may begin with a byte order mark, and lines may end with CR LF."""
+    checked, ids = CheckedInput(), set[str]()
     with path.open("rb") as file:
+        start = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+        file.seek(start)
         for count, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
                 text = f"This line is longer than the maximum of {MAX_LINE_BYTES} bytes."

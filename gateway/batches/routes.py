@@ -49,7 +49,7 @@ async def listed(request: Request) -> dict[str, Any]:
     limit = limit_of(request, DEFAULT_PAGE, MAX_PAGE)
     folders = await disk.in_thread(gateway_of(request).batches.of_tenant, tenant_folder(request.state.tenant))
     folders.reverse()
-    first = start_of(request, [folder.id for folder in folders], newest_first=True)
+    first = start_of(request, [folder.id for folder in folders], "batch_", newest_first=True)
     bodies = await disk.in_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
     return page([body for body in bodies if body is not None], len(folders) > first + limit)
 

@@ -70,7 +70,7 @@ class BatchRunner:
         if record is None:
             await disk.in_thread(self._gateway.batches.forget_uncreated, folder.id)
             return
-        if record.model != self._gateway.model.name and time.time() < record.expires_at:
+        if record.model not in self._gateway.model.names and time.time() < record.expires_at:
             return  # a server of its model may return until then
         if await disk.in_thread(folder.final) is not None:  # its owner died before it could remove the marker
             await disk.in_thread(self._tidy, folder)

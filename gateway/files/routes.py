@@ -50,7 +50,7 @@ async def listed(request: Request) -> Response:
 
     def body() -> bytes:
         files = gateway_of(request).files.all(request.state.tenant, purpose, newest)
-        first = start_of(request, [file.id for file in files], newest)
+        first = start_of(request, [file.id for file in files], "file-", newest)
         chosen = [file.body() for file in files[first : first + limit]]
         return orjson.dumps(page(chosen, len(files) > first + limit))
 

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.grammars.schema_checks import check_schema
+from gateway.grammars.schema_document import Schema, SchemaDocument
+from services.errors import GrammarError
+from services.grammar.compiler import LONGEST
 from services.text import TextTables
 
 # JSON has no whitespace but the spaces that models put after a comma and a colon. Otherwise a model could go on with
 # whitespace for ever.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# values of `format` that the library enforces; JSON Schema has others as annotations
+FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,23 @@ class Rule:
 
 def json_rule(schema: dict[str, Any] | bool) -> Rule:
     """The JSON texts that are valid by `schema`. Raises GrammarError for one that would be followed wrongly."""
-    check_schema(schema)
     if schema is False:
         return Rule("%json false")
-    return Rule("%json " + json.dumps((schema if isinstance(schema, dict) else {}) | {"x-guidance": JSON_OPTIONS}))
+    if (size := len(json.dumps(schema))) > LONGEST:
+        raise GrammarError(f"the schema has {size:,} bytes; at most {LONGEST:,} are supported")
+    document = SchemaDocument(schema if isinstance(schema, dict) else {})
+    check_schema(document)
+    made = document.rewritten(lambda schema, copy: _compilable(document, schema, copy))
+    return Rule("%json " + json.dumps(made | {"x-guidance": JSON_OPTIONS}))
+
+
+def _compilable(document: SchemaDocument, schema: Schema, copy: Schema) -> None:
+    """Write what the library refuses, although it has a meaning: references that are no URIs, and formats that are
+    annotations."""
+    if (ref := document.ref_of(schema)) is not None:
+        copy["$ref"] = ref
+    if isinstance(copy.get("format"), str) and copy["format"] not in FORMATS:
+        del copy["format"]
 
 
 def text_rule(text: str) -> Rule:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 from math import lcm
-from typing import Any
 
+from gateway.grammars.schema_document import Schema, SchemaDocument
+from gateway.grammars.schema_ends import check_ends
 from services.errors import GrammarError
 
 # properties of one object that are not required; llguidance's parser has four items in a row for each, see MOST_ITEMS
@@ -20,29 +21,26 @@ _ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 _MULTIPLE = re.compile(r'multipleOf"\s*:\s*([-+.0-9eE]{1,64})')
 
 
-def check_schema(schema: Any) -> None:
+def check_schema(document: SchemaDocument) -> None:
     """Raises GrammarError for a dialect before draft 4, for a `minProperties` over 1 that one property could fulfil by
-    being there twice, and for an object with more optional properties than an engine can follow."""
-    if not isinstance(schema, dict):
-        return
-    dialect = str(schema.get("$schema", ""))
-    if any(draft in dialect for draft in OLDEST):
-        raise GrammarError(f"'$schema': {dialect[:100]!r} is not supported; draft 4 and later are")
-    _check_counts(schema)
+    being there twice, for an object with more optional properties than an engine can follow, and for a recursion
+    without an end."""
+    for _, schema in document.places.values():
+        dialect = str(schema.get("$schema", ""))
+        if any(draft in dialect for draft in OLDEST):
+            raise GrammarError(f"'$schema': {dialect[:100]!r} is not supported; draft 4 and later are")
+        _check_counts(schema)
+    check_ends(document)
 
 
-def _check_counts(part: Any) -> None:
-    if isinstance(part, dict):
-        least, required = part.get("minProperties"), part.get("required")
-        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        if type(least) is int and least > max(1, len(names)):
-            raise GrammarError(f"'minProperties': {least} is supported only if as many properties are 'required'")
-        properties = part.get("properties")
-        if isinstance(properties, dict) and (optional := len(properties.keys() - names)) > MOST_OPTIONAL:
-            text = f"'properties': {optional:,} of one object are not 'required'; at most {MOST_OPTIONAL} are supported"
-            raise GrammarError(text)
-    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        _check_counts(inner)
+def _check_counts(schema: Schema) -> None:
+    least, required, properties = (schema.get(name) for name in ("minProperties", "required", "properties"))
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    if type(least) is int and least > max(1, len(names)):
+        raise GrammarError(f"'minProperties': {least} is supported only if as many properties are 'required'")
+    if isinstance(properties, dict) and (optional := len(properties.keys() - names)) > MOST_OPTIONAL:
+        text = f"'properties': {optional:,} of one object are not 'required'; at most {MOST_OPTIONAL} are supported"
+        raise GrammarError(text)
 
 
 def check_multiples(text: str) -> None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.grammars.rules import Rule, choice, is_special, json_rule, text_rule, token_rule
+from gateway.grammars.schema_document import Schema, SchemaDocument
 from gateway.tools import Tool, ToolUse
 from services.text import TextTables
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# keywords of JSON Schema: those that combine schemas of one value, those with a schema, and those with several
+# keywords of JSON Schema that combine schemas of one value
 COMBINING = frozenset({"allOf", "if", "patternProperties", "not", "dependentSchemas", "unevaluatedProperties"})
-WITH_SCHEMA = frozenset({"items", "additionalProperties", "contains"})
-WITH_SCHEMAS = frozenset({"properties", "$defs", "definitions", "anyOf", "oneOf", "prefixItems"})
 TEXT = r"/(.|\n)*/"  # ordinary tokens; a grammar that allows text only does not allow special tokens
 NO_THINKING = r" & ~/\s*<think>(.|\n)*/"
 
@@ -68,38 +67,25 @@ def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None
     return _text_or_calls(syntax, use, tables, thinks) if use.constrains else None
 
 
-def closed(schema: Any) -> Any:
+def closed(schema: Schema) -> Schema:
     """Return `schema` without properties that its objects do not name. `additionalProperties` keeps its meaning.
 
     A model writes properties of its own where it may, which a function does not accept. A schema that combines others
     (`allOf`, `if`, ...) stays as it is, since what one part does not name, another part may. So does an object that
-    requires a property without naming it.
+    requires a property without naming it. Raises GrammarError for a reference to nothing.
     """
-    return schema if _combines(schema) else _closed(schema)
-
-
-def _combines(value: Any) -> bool:
-    if isinstance(value, dict):
-        return not COMBINING.isdisjoint(value) or any(map(_combines, value.values()))
-    return isinstance(value, list) and any(map(_combines, value))
-
-
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, dict):
+    document = SchemaDocument(schema)
+    if any(not COMBINING.isdisjoint(each) for _, each in document.places.values()):
         return schema
-    made = {name: _closed(value) if name in WITH_SCHEMA else value for name, value in schema.items()}
-    for name in WITH_SCHEMAS & schema.keys():
-        value = schema[name]
-        if isinstance(value, dict):
-            made[name] = {key: _closed(each) for key, each in value.items()}
-        elif isinstance(value, list):
-            made[name] = [_closed(each) for each in value]
+    return document.rewritten(_close)
+
+
+def _close(schema: Schema, copy: Schema) -> None:
     properties, required = schema.get("properties"), schema.get("required", [])
     if isinstance(properties, dict) and isinstance(required, list) and "$ref" not in schema:
         names = list(properties)
         if all(name in names for name in required):
-            made.setdefault("additionalProperties", False)
-    return made
+            copy.setdefault("additionalProperties", False)
 
 
 def _calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 import orjson
@@ -79,11 +80,12 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
-    """The JSON object in `body`, with at most `values` values. Raises ApiError."""
+    """The JSON object in `body`, with at most `values` values. A byte order mark before it, as Windows programs write
+    it, is left out. Raises ApiError."""
     if (reason := too_many(body, values)) is not None:
         raise ApiError(Kind.BODY_TOO_LARGE, f"The body has {reason}.")
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(body.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise ApiError(Kind.INVALID, f"The body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -128,22 +130,20 @@ def _warn(unknown: list[Path]) -> None:
 
 
 def _explain(errors: list[Any], body: dict[str, Any]) -> ApiError:
-    mistyped = {e["loc"][:-1] for e in errors if e["loc"] and e["loc"][-1] == "type"}  # its fields are unknown for that
-    shown = [e | {"loc": _existing(e["loc"], body, e["type"])} for e in errors]
-    errors, unknown = (
-        shown,
-        [
-            _path(e["loc"])
-            for e, raw in zip(shown, errors, strict=True)
-            if e["type"] == "extra_forbidden" and raw["loc"][:-1] not in mistyped
-        ],
-    )
+    known = [e for e in errors if e["type"] != "extra_forbidden"]
+    mistyped = {e["loc"][:-1] for e in known if e["loc"] and e["loc"][-1] == "type"}  # its fields are unknown for that
+    unknown = [
+        _path(_existing(e["loc"], body, e["type"]))
+        for e in errors
+        if e["type"] == "extra_forbidden" and e["loc"][:-1] not in mistyped
+    ]
     if unknown:
         return ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {', '.join(unknown[:20])}.", unknown[0])
-    error = next(e for e in errors if e["type"] != "extra_forbidden")
-    param = _path(error["loc"])
+    error = known[0]
+    loc = _existing(error["loc"], body, error["type"])
+    param = _path(loc)
     if error["type"] == "contradiction":
-        return ApiError(Kind.INVALID, f"{error['msg']}.", _path((*error["loc"], error["ctx"]["param"])))
+        return ApiError(Kind.INVALID, f"{error['msg']}.", _path((*loc, error["ctx"]["param"])))
     if error["type"] == "missing":
         return ApiError(Kind.INVALID, f"Missing required parameter: '{param}'.", param)
     kind = Kind.UNSUPPORTED if error["type"] == "unsupported" else Kind.INVALID

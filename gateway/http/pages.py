@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,12 +40,14 @@ def newest_first(request: Request) -> bool:
     return order == "desc"
 
 
-def start_of(request: Request, ids: Sequence[str], newest_first: bool) -> int:
-    """The number of `ids`, which sort by creation, before the page: those up to the id in the query's `after`, which
-    may have been deleted."""
+def start_of(request: Request, ids: Sequence[str], prefix: str, newest_first: bool) -> int:
+    """The number of `ids`, which begin with `prefix` and sort by creation, before the page: those up to the id in the
+    query's `after`, which may have been deleted. Raises ApiError for what was never such an id."""
     after = request.query_params.get("after")
     if after is None:
         return 0
+    if not re.fullmatch(rf"{prefix}[0-9a-f]{{32}}", after):
+        raise ApiError(Kind.INVALID, f"Invalid 'after': '{after[:100]}' is not an id of this list.", "after")
     return sum(id >= after for id in ids) if newest_first else sum(id <= after for id in ids)
 
 

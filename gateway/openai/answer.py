@@ -145,7 +145,7 @@ class Answer:
 
     def body(self) -> bytes:
         """The whole answer as JSON, once `ended`."""
-        chat, with_ids = self.plan.chat, self.plan.return_token_ids
+        chat = self.plan.chat
         body: dict[str, Any] = {
             "id": self.request,
             "object": "chat.completion" if chat else "text_completion",
@@ -156,10 +156,8 @@ class Answer:
         }
         if self.plan.service_tier is not None:
             body["service_tier"] = self.plan.service_tier
-        if chat and with_ids:
-            body["prompt_token_ids"] = self.plan.prompt_of(0)
-        if chat and self.plan.prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._prompt_logprobs(self.choices[0], self.plan.prompt_logprobs)
+        if chat:
+            body |= self._of_prompt(self.choices[0])
         return orjson.dumps(body)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
@@ -172,15 +170,15 @@ class Answer:
             made["text"] = self.text(choice, delta)
         made["logprobs"] = self.logprobs(choice, delta)
         made["finish_reason"] = delta.finish_reason
-        if self.plan.return_token_ids:
-            made["token_ids"] = delta.tokens
-            if not self.plan.chat:
-                made["prompt_token_ids"] = self.plan.prompt_of(choice.index)
-        if self.plan.prompt_logprobs is not None and not self.plan.chat:
-            made["prompt_logprobs"] = self._prompt_logprobs(choice, self.plan.prompt_logprobs)
-        return made
+        made["stop_reason"] = choice.stop_reason
+        made["token_ids"] = delta.tokens if self.plan.return_token_ids else None
+        return made if self.plan.chat else made | self._of_prompt(choice)
 
-    def _prompt_logprobs(self, choice: Choice, count: int) -> list[dict[str, Any] | None]:
-        assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
-        prompt = self.plan.prompt_of(choice.index)
-        return prompt_logprobs(self.model.tokenizer, prompt, choice.prompt_logprobs, count)
+    def _of_prompt(self, choice: Choice) -> dict[str, Any]:
+        """vLLM's fields of a prompt; null if the request does not ask for them."""
+        ids, count, logprobs = self.plan.return_token_ids, self.plan.prompt_logprobs, None
+        if count is not None:
+            assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
+            prompt = self.plan.prompt_of(choice.index)
+            logprobs = prompt_logprobs(self.model.tokenizer, prompt, choice.prompt_logprobs, count)
+        return {"prompt_token_ids": self.plan.prompt_of(choice.index) if ids else None, "prompt_logprobs": logprobs}

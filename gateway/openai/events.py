@@ -115,11 +115,14 @@ class ChunkWriter:
             text = orjson.dumps(self._answer.text(choice, delta))
             said = b'"delta":{"content":' + text + b"}" if self._chat else b'"text":' + text
         logprobs = self._answer.logprobs(choice, delta)
+        reason = NULL
+        if delta.finish_reason is not None:
+            reason = b'"%s","stop_reason":%s' % (delta.finish_reason.encode(), orjson.dumps(choice.stop_reason))
         return b'{"index":%d,%s,"logprobs":%s,"finish_reason":%s%s}' % (
             choice.index,
             said,
             NULL if logprobs is None else orjson.dumps(logprobs),
-            NULL if delta.finish_reason is None else b'"' + delta.finish_reason.encode() + b'"',
+            reason,
             b',"token_ids":' + orjson.dumps(delta.tokens) if self._with_token_ids else b"",
         )
 

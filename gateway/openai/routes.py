@@ -68,9 +68,11 @@ async def chat_completions(request: Request) -> Response:
 
 @router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
-    """The served model. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
-    card = gateway_of(request).model_card()
-    return {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
+    """The served model under each of its names. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
+    gateway = gateway_of(request)
+    names = gateway.model.names
+    cards = [gateway.model_card(name) for name in names]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 @router.get("/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
@@ -78,7 +80,7 @@ async def model(request: Request, name: str) -> dict[str, object]:
     """The model, if it is the served one."""
     gateway = gateway_of(request)
     gateway.validator.check_model(name)
-    return gateway.model_card()
+    return gateway.model_card(name)
 
 
 @router.get(

@@ -12,6 +12,7 @@ from services.requests import class_label
 @dataclass(slots=True)
 class _Times:
     prompt_tokens: int
+    max_tokens: int
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
@@ -24,7 +25,8 @@ class RequestLatency:
         self._counters = counters
         self._received = received
         self._tenant, self._priority = submission.tenant, class_label(submission.priority)
-        self._times = {s.id: _Times(len(s.prompt)) for s in submission.sequences}
+        self._times = {s.id: _Times(len(s.prompt), s.sampling.max_new_tokens) for s in submission.sequences}
+        self._open = len(self._times)  # sequences that have not ended
 
     def observe(self, events: list[TokenEvent], now: float) -> None:
         """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
@@ -39,6 +41,10 @@ class RequestLatency:
             self._tokens(self._times[id], tokens, now)
         for id in ended:
             self._ended(self._times[id], now)
+        self._open -= len(ended)
+        if ended and not self._open:
+            longest = max(times.tokens for times in self._times.values())
+            self._counters.observe("vllm:request_max_num_generation_tokens", longest)
 
     def _tokens(self, times: _Times, tokens: int, now: float) -> None:
         if times.tokens == 0:
@@ -56,6 +62,7 @@ class RequestLatency:
         observe("vllm:e2e_request_latency_seconds", now - self._received)
         observe("vllm:request_prompt_tokens", times.prompt_tokens)
         observe("vllm:request_generation_tokens", times.tokens)
+        observe("vllm:request_params_max_tokens", times.max_tokens)
         if times.tokens > 1:
             mean = (times.last - times.first) / (times.tokens - 1)
             observe("vllm:request_time_per_output_token_seconds", mean)

@@ -69,7 +69,7 @@ class ResponseEventWriter:
             else:
                 frames += self._open(item, number) if move is OPEN else self._close(item, number)
         if end is not None:
-            frames.append(self._closing(end.reason))
+            frames.append(self._closing())
         return b"".join(frames)
 
     def fail(self, error: ApiError) -> bytes:
@@ -109,11 +109,11 @@ class ResponseEventWriter:
         whole = {"output_index": item.index, "item": output_item(self._head, self._transcript, item)}
         return [*frames, self._event("response.output_item.done", number + 2, whole)]
 
-    def _closing(self, reason: FinishReason) -> bytes:
+    def _closing(self) -> bytes:
         """OpenAI has no event for a cancelled response: it is incomplete, with the status `cancelled`."""
-        kind = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}.get(reason, "incomplete")
-        whole = {"response": response(self._head, self._transcript)}
-        return self._event(f"response.{kind}", self._steps.end + CLOSING, whole)
+        whole = response(self._head, self._transcript)
+        kind = "incomplete" if whole["status"] == "cancelled" else whole["status"]
+        return self._event(f"response.{kind}", self._steps.end + CLOSING, {"response": whole})
 
     def _place(self, item: Item) -> dict[str, Any]:
         place = {"item_id": self._head.id_of(item), "output_index": item.index}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answer.choice import by_itself, failure
+from gateway.answer.choice import failure
 from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import AnswerKind
 from gateway.answer.transcript import Item, Transcript
@@ -65,7 +64,10 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
             return empty_response(head, "queued")
         return _response(head, "in_progress", _output(head, transcript) if transcript.num_events else [])
     output = _output(head, transcript) if transcript.num_events > 1 else []
-    made = _response(head, _status(end), output) | {"usage": _usage(head, transcript)}
+    status = _status(end, transcript.cut)
+    made = _response(head, status, output) | {"usage": _usage(head, transcript)}
+    if status == "completed" and end.at:
+        made["completed_at"] = max(head.created_at, int(end.at))  # the clocks of two machines differ
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
@@ -81,13 +83,13 @@ def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
 
 
 def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
-    """The item with what it has so far. All items but the last are complete. The last is if a stop ended the answer; a
-    call is if the model did, or if its arguments are whole."""
+    """The item with what it has so far. All items but the last are complete. The last is if the model or a stop ended
+    the answer; a call is unless it is cut."""
     end, status = transcript.end, "completed"
     if item is transcript.items[-1]:
         if end is None:
             status = "in_progress"
-        elif not (by_itself(end) or _whole(item) if item.kind is PartKind.CALL else end.reason is FinishReason.STOP):
+        elif transcript.cut if item.kind is PartKind.CALL else end.reason is not FinishReason.STOP:
             status = "incomplete"
     return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
 
@@ -111,22 +113,14 @@ def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[
             return {"id": id, "type": "function_call", "status": status, **call}
 
 
-def _whole(item: Item) -> bool:
-    """Whether the arguments of a call are JSON. A model may nest them deeper than Python reads."""
-    try:
-        json.loads(item.text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _output(head: ResponseHead, transcript: Transcript) -> list[dict[str, Any]]:
     return [output_item(head, transcript, item) for item in transcript.items]
 
 
-def _status(end: End) -> str:
+def _status(end: End, cut: bool) -> str:
+    """`cut`: the last item is a call that is incomplete. Open Responses requires that its response is, too."""
     return {
-        FinishReason.STOP: "completed",
+        FinishReason.STOP: "incomplete" if cut else "completed",
         FinishReason.LENGTH: "incomplete",
         FinishReason.CANCELLED: "cancelled",
         FinishReason.ERROR: "failed",
@@ -149,10 +143,11 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
-        "completed_at": None,  # the pool does not keep the time of an end
+        "completed_at": None,
         "status": status,
         "model": head.model,
         "output": output,
+        "usage": None,
         "error": None,
         "incomplete_details": None,
         "text": head.echo.get("text", {"format": {"type": "text"}}),

@@ -104,6 +104,8 @@ class InputMessage(Strict):
 
     @model_validator(mode="after")
     def _of_its_role(self) -> InputMessage:
+        if not self.content and self.role != "assistant":
+            raise contradiction("content", f"a message of role '{self.role}' must have content; it is an empty list")
         for block in self.content:
             if BLOCKS[block.type] not in (self.role, ANY):
                 text = f"a message of role '{self.role}' cannot have a block of type '{block.type}'"
@@ -117,7 +119,7 @@ def turn(role: Literal["user", "assistant", "system"], messages: Sequence[InputM
     text = SEPARATOR.join(
         "".join(b.text for b in message.content if b.type == "text")
         for message in messages
-        if not message.content or any(b.type == "text" for b in message.content)
+        if any(b.type == "text" for b in message.content)
     )
     if role != "assistant":
         return [*results, Message(role=role, content=text)] if text or not results else results

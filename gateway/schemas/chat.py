@@ -22,13 +22,14 @@ TEXT_PARTS = TextParts(
     {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"},
     ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations", "logprobs", "signature", "closed"}),
 )
+TEMPLATE_ROLES = {"developer": "system", "function": "tool"}  # others are the same in templates
 OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
 
 
 def _content(value: Any) -> str | None:
     """The text of a message; None if there is none."""
     if value == []:
-        raise ValueError("must be a string or a list of text parts")
+        raise ValueError("is an empty list; it must be a string or a list of one or more text parts")
     return TEXT_PARTS.optional_text(value)
 
 
@@ -78,8 +79,9 @@ class ToolCall(Strict):
 class Message(Strict):
     """One message, its content as one text.
 
-    Fields that are not known have no effect, as in vLLM: clients send back what other servers put into an answer.
-    `ipython` and `observation` are the roles of results in templates of Llama and GLM.
+    `function_call` and the role `function` are OpenAI's older form of `tool_calls` and the role `tool`, which alone
+    templates know. Fields that are not known have no effect, as in vLLM: clients send back what other servers put into
+    an answer. `ipython` and `observation` are the roles of results in templates of Llama and GLM.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -98,9 +100,9 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "function"):
             raise contradiction("content", f"a message of role '{self.role}' must have a 'content'")
-        if self.role != "assistant" and (self.tool_calls or self.function_call):
+        if self.role != "assistant" and self.calls:
             raise contradiction("tool_calls", f"a message of role '{self.role}' cannot call tools")
         return self
 
@@ -110,21 +112,26 @@ class Message(Strict):
         return self.content if self.content is not None else self.refusal or ""
 
     @property
+    def calls(self) -> list[ToolCall]:
+        """The calls in either form."""
+        older = [] if self.function_call is None else [ToolCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *older]
+
+    @property
     def size(self) -> int:
         """The approximate number of characters."""
-        calls = [call.function for call in self.tool_calls or ()]
-        return len(self.text) + len(self.reasoning_content or "") + sum(len(str(call.arguments)) for call in calls)
+        calls = sum(len(str(call.function.arguments)) for call in self.calls)
+        return len(self.text) + len(self.reasoning_content or self.reasoning or "") + calls
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it; the role `developer` becomes `system`."""
+        """The message as chat templates expect it: the role `developer` is `system`."""
         optional = {
             "name": self.name,
-            "tool_calls": [call.for_template() for call in self.tool_calls] if self.tool_calls else None,
+            "tool_calls": [call.for_template() for call in self.calls] or None,
             "tool_call_id": self.tool_call_id,
-            "function_call": self.function_call.for_template() if self.function_call else None,
             "reasoning_content": self.reasoning_content or self.reasoning,
         }
-        role = "system" if self.role == "developer" else self.role
+        role = TEMPLATE_ROLES.get(self.role, self.role)
         known = {name: value for name, value in optional.items() if value is not None}
         return {"role": role, "content": self.text, **known}
 
@@ -218,7 +225,8 @@ class ChatChoice(TypedDict):
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
-    token_ids: NotRequired[list[int]]
+    stop_reason: str | int | None  # vLLM's fields
+    token_ids: list[int] | None
 
 
 class ChatCompletion(TypedDict):
@@ -229,8 +237,8 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     service_tier: NotRequired[ServiceTier]
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class FunctionDelta(TypedDict):
@@ -260,6 +268,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"] | None
+    stop_reason: NotRequired[str | int | None]  # in the last chunk of the choice
     token_ids: NotRequired[list[int]]
 
 

@@ -86,9 +86,10 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    stop_reason: str | int | None  # vLLM's fields
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class Completion(TypedDict):
@@ -105,6 +106,7 @@ class CompletionChunkChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: NotRequired[str | int | None]  # in the last chunk of the choice
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
 

@@ -21,6 +21,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES = 256
 MAX_ALLOWED_TOKEN_IDS = 16_384
+MAX_SALT = 1024  # characters
 NOT_IN_STREAMS = "'prompt_logprobs' are not available when 'stream' is true"
 LAST_CLASS = 8  # the first is -8
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` implies no class
@@ -54,9 +55,9 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are accepted")
     for token, bias in value.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise ValueError("a key is not a token id")
+            raise ValueError(f"{token!r:.60} is not a token id")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"the bias of token {token} must be a number from -100 to 100")
+            raise ValueError(f"the bias of token {token} must be a number from -100 to 100 (got {bias!r:.60})")
     return {int(token): float(bias) for token, bias in value.items()}
 
 
@@ -142,7 +143,7 @@ class GenerationFields(ConstraintFields, ABC):
     mm_processor_kwargs: Annotated[None, BeforeValidator(no_options)] = None
     vllm_xargs: Annotated[None, BeforeValidator(no_options)] = None
     documents: Annotated[None, only([])] = None
-    cache_salt: Annotated[None, only()] = None  # ignored, it would share what the client wants apart
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None  # keeps prefixes apart
     chat_template: Annotated[None, only()] = None  # a template is a program; the server's is set by its operator
     logits_processors: Annotated[None, only([])] = None
     use_beam_search: Annotated[None, only(False)] = None
@@ -270,6 +271,7 @@ class GenerationFields(ConstraintFields, ABC):
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             prompt_logprobs=self.scored,
+            cache_salt=self.cache_salt or "",
         )
 
 

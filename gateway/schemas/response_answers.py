@@ -127,11 +127,11 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    completed_at: None
+    completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     model: str
     output: list[OutputItem]
-    usage: NotRequired[ResponseUsage]  # after the end
+    usage: ResponseUsage | None  # null before the end
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None

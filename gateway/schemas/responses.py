@@ -98,7 +98,7 @@ class InputItem(Strict):
             if getattr(self, name) is None:
                 raise contradiction(name, f"an input item of type '{self.type}' must have '{name}'")
         if self.type == "message" and self.content == "" and self.role != "assistant":
-            raise contradiction("content", f"a message of role '{self.role}' must have text")
+            raise contradiction("content", f"a message of role '{self.role}' must have text; its content is empty")
         return self
 
     def as_message(self) -> Message:
@@ -119,6 +119,8 @@ class InputItem(Strict):
 
 def _items(value: Any) -> Any:
     """A string becomes one message of the user."""
+    if value == "":
+        raise ValueError("is an empty string; it must have text, or be a list of items")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

@@ -107,11 +107,12 @@ class ResponseFormat(TagFields):
     """`response_format` of chat and completions.
 
     A schema beside `json_object` is read as `json_schema`: llama.cpp calls it `schema`; huggingface_hub calls it
-    `value`, and writes the type as `json` too.
+    `value`, and writes the type as `json` too. A `regex` with its `value` is huggingface_hub's.
     """
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "regex"]
     json_schema: JsonSchema | None = None
+    value: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +130,9 @@ class ResponseFormat(TagFields):
         if (self.type == "json_schema") != (self.json_schema is not None):
             must = "must" if self.json_schema is None else "cannot"
             raise contradiction("json_schema", f"a format of type '{self.type}' {must} have 'json_schema'")
+        if (self.type == "regex") != (self.value is not None):
+            must = "must" if self.value is None else "cannot"
+            raise contradiction("value", f"a format of type '{self.type}' {must} have 'value'")
         if self.type == "structural_tag":
             self._check_tags()
         elif self.structures or self.triggers:
@@ -142,6 +146,8 @@ class ResponseFormat(TagFields):
                 return None
             case "structural_tag":
                 return Constraint(param, ConstraintKind.TAGS, self)
+            case "regex":
+                return Constraint(param, ConstraintKind.REGEX, self.value)
             case _:
                 schema = self.json_schema.schema_ if self.json_schema else None
                 return Constraint(param, ConstraintKind.JSON, ANY_OBJECT if schema is None else schema)

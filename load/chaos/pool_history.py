@@ -18,6 +18,7 @@ from load.chaos.history import Violation
 from load.chaos.leases import Leases
 
 _KEY = re.compile(r"orca:\{[^}]*\}:(\w+):?(.*)", re.DOTALL)
+FAR = 2**40  # more tokens are stored of a sequence that needs a feature
 _LEGAL = {("", "waiting"), ("waiting", "running"), ("running", "waiting"), ("waiting", "ended"), ("running", "ended")}
 
 
@@ -109,7 +110,7 @@ class PoolHistory:
         elif command in ("HSET", "HMSET"):
             fields = _fields(args)
             if "tokens_max" in fields:
-                sequence.most_tokens = int(fields["tokens_max"]) - int(fields["prompt_len"])
+                sequence.most_tokens = int(fields["tokens_max"]) % FAR - int(fields["prompt_len"])
                 sequence.group = fields["group"].decode()
             if "state" in fields:
                 self._change(sequence, fields["state"].decode(), fields.get("seat", b"").decode())
@@ -191,7 +192,7 @@ class PoolHistory:
 
     def _on_figures(self, name: str, seat: Seat, packed: bytes) -> None:
         """All engines compute the same bits."""
-        *_, numerics = msgpack.unpackb(packed)
+        numerics = msgpack.unpackb(packed)[5]
         self._numerics = self._numerics or numerics
         same = numerics == self._numerics
         self._require(same, "numerics", f"{name} under {seat.epoch!r} has {numerics!r}, others {self._numerics!r}")

@@ -34,6 +34,7 @@ from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo, choose_length
+from services.requests import FEATURES
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Engine:
             numerics=f"{info.revision} {_libraries()} {computed}",
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
             weight_bytes=decoder.memory,
+            features=FEATURES,
         )
         log.info("weights: %s", figures.weights)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None

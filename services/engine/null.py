@@ -13,6 +13,7 @@ from services.engine.startup.warm_up import count_blocks
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.models.info import ModelInfo
+from services.requests import FEATURES
 
 DEFAULT_BLOCKS = 65_536
 LIKELY = -1.0  # the log probability of every token
@@ -52,6 +53,7 @@ class NullEngine:
                 block_size=choose_block_size(settings),
                 vocab_size=model.vocab_size,
                 numerics="null",
+                features=FEATURES,
             ),
             DeadlyToken(settings.deadly_token),
             settings.null_iteration,

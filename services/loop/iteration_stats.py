@@ -45,7 +45,7 @@ class IterationStats:
         if initiations:
             counters.inc("vllm:prompt_tokens", sum(prompts), engine=engine)
         counters.inc("vllm:generation_tokens", len(result.tokens), engine=engine)
-        counters.observe("vllm:iteration_tokens_total", tokens, engine=engine)
+        counters.observe("vllm:iteration_tokens_total", sum(prompts) + len(result.tokens), engine=engine)
         counters.observe("orca:iteration_requests", batch, engine=engine)
         counters.observe("orca:iteration_seconds", seconds, engine=engine)
         self.summary = (

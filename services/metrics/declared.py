@@ -95,7 +95,11 @@ HISTOGRAMS: dict[str, Histogram] = {
     "vllm:request_inference_time_seconds": Histogram("From its first iteration to its end", _PHASE, ENGINE),
     "vllm:request_prompt_tokens": Histogram("Prompt tokens of a request", _TOKENS),
     "vllm:request_generation_tokens": Histogram("Output tokens of a request", _TOKENS),
-    "vllm:iteration_tokens_total": Histogram("Tokens computed in an iteration", _TOKENS, ENGINE),
+    "vllm:request_max_num_generation_tokens": Histogram("Output tokens of the longest choice of a request", _TOKENS),
+    "vllm:request_params_max_tokens": Histogram("The most output tokens that a sequence may have", _TOKENS),
+    "vllm:iteration_tokens_total": Histogram(
+        "Prompt tokens computed and tokens sampled in an iteration", _TOKENS, ENGINE
+    ),
     "orca:iteration_seconds": Histogram("Seconds an iteration took, seen by the scheduler", _SECONDS, ENGINE),
     "orca:iteration_requests": Histogram("Requests in an iteration", _BATCH, ENGINE),
     "orca:exchange_seconds": Histogram("Seconds of a pool exchange, seen by the scheduler", _SECONDS, ENGINE),
@@ -123,6 +127,7 @@ POOL_GAUGES: dict[str, str] = {
 FIGURES: dict[str, str] = {
     "orca:weight_bytes": "Memory of an engine's weights; of several ranks that of one",
     "orca:weights_info": "1 for each engine: the label `weights` says how it keeps them",
+    "vllm:cache_config_info": "1 for each engine: its KV blocks in the labels `block_size` and `num_gpu_blocks`",
 }
 
 # What each gateway reports of itself with its heartbeat: name in the pool -> (name of the metric, help)

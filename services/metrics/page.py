@@ -166,15 +166,17 @@ class _Collector:
                 yield gauge
 
     def _figures(self) -> Iterable[Metric]:
-        size, kept = FIGURES
+        size, kept, blocks = FIGURES
         memory = GaugeMetricFamily(size, FIGURES[size], labels=(MODEL, *ENGINE))
         info = GaugeMetricFamily(kept, FIGURES[kept], labels=(MODEL, *ENGINE, "weights"))
+        cache = GaugeMetricFamily(blocks, FIGURES[blocks], labels=(MODEL, *ENGINE, "block_size", "num_gpu_blocks"))
         for seat in self._overview.seats:
             if seat.alive and seat.figures:
                 labels = self._model, self._engines[seat.name]
                 memory.add_metric(labels, seat.figures.weight_bytes)
                 info.add_metric((*labels, seat.figures.weights), 1)
-        yield from (memory, info)
+                cache.add_metric((*labels, str(seat.figures.block_size), str(seat.figures.num_blocks)), 1)
+        yield from (memory, info, cache)
 
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]

@@ -100,14 +100,15 @@ class Connection:
         for name in scripts.names():
             await self._scripts.script_load(scripts.script(name).text)
 
-    async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
-        """Run a script, which is sent once: after an error the caller does not know whether it ran."""
+    async def run(self, name: str, prefix: str, packed: bytes) -> Any:
+        """Run a script with its packed arguments. It is sent once: after an error the caller does not know whether it
+        ran."""
         script = scripts.script(name)
         with self._calling(name):
             try:
-                return await self._confirmed("EVALSHA", script.sha, 1, prefix, *args)
+                return await self._confirmed("EVALSHA", script.sha, 1, prefix, packed)
             except exceptions.NoScriptError:
-                return await self._confirmed("EVAL", script.text, 1, prefix, *args)
+                return await self._confirmed("EVAL", script.text, 1, prefix, packed)
 
     async def command(self, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it."""
@@ -132,9 +133,11 @@ class Connection:
         with self._calling(str(args[0])):
             seconds = timeout + BLOCK_SLACK
             try:
-                return await self._waited(self._to_blocking, seconds, args, ("EVALSHA", confirm.sha, 1, prefix))
+                call = ("EVALSHA", confirm.sha, 1, prefix, confirm.pack())
+                return await self._waited(self._to_blocking, seconds, args, call)
             except exceptions.NoScriptError:
-                return await self._waited(self._to_blocking, seconds, args, ("EVAL", confirm.text, 1, prefix))
+                call = ("EVAL", confirm.text, 1, prefix, confirm.pack())
+                return await self._waited(self._to_blocking, seconds, args, call)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):

@@ -14,7 +14,7 @@ from typing import Any
 from services import wire
 from services.messages import Submission
 from services.pool.packing import check_logprobs, pack, pack_tokens
-from services.requests import SamplingParams
+from services.requests import SamplingParams, needs_of
 
 # The overhead of the server, measured with MEMORY USAGE: keys, hash fields, members of queues and sets.
 GROUP_BYTES = 1024
@@ -30,15 +30,15 @@ PROMPT_LOGPROB_BYTES = 14
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """A group as an argument of a script.
+    """A group as arguments of `lua/submit.lua`.
 
     `size`: the bytes that the group counts for. `inputs`: those of its prompts and sampling parameters, a part of
-    `size`. `message`: the argument of `lua/submit.lua`.
+    `size`. `arguments`: those of the script that describe the group.
     """
 
     size: int
     inputs: int
-    message: bytes
+    arguments: dict[str, Any]
 
 
 def pack_group(submission: Submission) -> PackedGroup:
@@ -59,20 +59,29 @@ def pack_group(submission: Submission) -> PackedGroup:
         if shared is None or shared[0] != plain:
             packed = wire.pack(plain)
             shared = plain, samplings.setdefault(packed, len(samplings) + 1)
+        per_token, needs = token_bytes(s.sampling), list(needs_of(s.sampling))
         asked = [
             prompt,
             shared[1],
             s.sampling.choice,
-            token_bytes(s.sampling),
+            0 if needs else per_token,  # see FAR in lua/fragments/needs.lua
             prompt_logprobs_bytes(s.sampling, len(s.prompt)),
+            per_token,
         ]
-        max_tokens = str(len(s.prompt) + s.sampling.max_new_tokens)
+        max_tokens = len(s.prompt) + s.sampling.max_new_tokens
         logprobs = [wire.pack(one) for one in s.logprobs or ()]
-        sequences.append([s.id, prompt, max_tokens, pack(asked), pack_tokens(s.output), logprobs])
+        sequences.append([s.id, prompt, max_tokens, pack(asked), pack_tokens(s.output), logprobs, needs])
     inputs = sum(map(len, prompts)) + sum(map(len, samplings))
     size = _group_bytes(submission, inputs)
     stored = pack([inputs, len(prompts), len(samplings)])
-    return PackedGroup(size, inputs, pack([size, stored, list(prompts), list(samplings), sequences]))
+    arguments = {
+        "bytes": size,
+        "inputs": stored,
+        "prompts": list(prompts),
+        "samplings": list(samplings),
+        "sequences": sequences,
+    }
+    return PackedGroup(size, inputs, arguments)
 
 
 def _number_of(prompts: dict[bytes, int], known: dict[int, int], prompt: list[int]) -> int:

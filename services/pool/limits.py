@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
-from services.pool.packing import pack
 from services.requests import BATCH_CLASS
 
 # Seconds (about 95 years) added to the rank of lines of batches, which puts them behind all other requests. Ranks in
@@ -81,20 +80,20 @@ class Limits:
         return Bounds(**own)
 
 
-class PackedBounds:
-    """The bounds of tenants as the script `submit` reads them. They are packed once, and again for other limits."""
+class BoundsByTenant:
+    """The bounds of tenants as the script `submit` reads them. They are computed once, and again for other limits."""
 
     def __init__(self) -> None:
         self._limits: Limits | None = None
-        self._packed: dict[str, bytes] = {}  # by tenant
+        self._known: dict[str, tuple[Any, ...]] = {}  # by tenant
 
-    def of(self, limits: Limits, tenant: str) -> bytes:
+    def of(self, limits: Limits, tenant: str) -> tuple[Any, ...]:
         if self._limits is not limits:
-            self._limits, self._packed = limits, {}
-        if tenant not in self._packed:
+            self._limits, self._known = limits, {}
+        if tenant not in self._known:
             all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
-            self._packed[tenant] = pack([all, own, limits.max_queue_wait])
-        return self._packed[tenant]
+            self._known[tenant] = all, own, limits.max_queue_wait
+        return self._known[tenant]
 
 
 def behind(priority: int) -> float:

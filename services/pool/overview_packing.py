@@ -23,7 +23,7 @@ def read_overview(reply: list[Any]) -> Overview:
         running=sum(seat.running for seat in seats),
         ended=ended,
         bytes=total_bytes,
-        figures=max(living, key=lambda f: f.longest, default=_figures(last_figures)),
+        figures=max(living, key=lambda f: (f.longest, len(f.features)), default=_figures(last_figures)),
         seats=seats,
         counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
         gateways=len(gateways) // 2,

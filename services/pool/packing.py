@@ -68,23 +68,21 @@ def micros(seconds: float) -> int:
 # --- arguments -----------------------------------------------------------------------------------------------
 
 
-def pack_commits(commits: list[Commit]) -> bytes:
-    """A batch in the format that `lua/fragments/notify.lua` describes."""
+def batch_of(commits: list[Commit]) -> list[Any]:
+    """Return commits in the format that `lua/fragments/notify.lua` describes."""
     extras: list[Any] = []
     for place, commit in enumerate(commits, 1):
         check_logprobs(commit.id, commit.tokens, commit.logprobs)
         if commit.logprobs or commit.end:
             logprobs = [wire.pack(one) for one in commit.logprobs or ()]
             extras += (place, logprobs or False, wire.pack(commit.end) if commit.end else False)
-    return pack(
-        [
-            [commit.id for commit in commits],
-            [commit.index for commit in commits],
-            [len(commit.tokens) for commit in commits],
-            pack_tokens(token for commit in commits for token in commit.tokens),
-            extras,
-        ]
-    )
+    return [
+        [commit.id for commit in commits],
+        [commit.index for commit in commits],
+        [len(commit.tokens) for commit in commits],
+        pack_tokens(token for commit in commits for token in commit.tokens),
+        extras,
+    ]
 
 
 def check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
@@ -93,14 +91,14 @@ def check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) 
         raise ValueError(f"{id}: {len(tokens)} tokens, log probabilities of {len(logprobs)}")
 
 
-def pack_counters(counters: Mapping[str, float]) -> bytes:
-    """Names and increments, alternating. Increments are text, which the server adds without loss."""
+def increments(counters: Mapping[str, float]) -> list[str]:
+    """Return names and increments, alternating. Increments are text, which the server adds without loss."""
     flat: list[str] = []
     for name, by in counters.items():
         if not math.isfinite(by):
             raise ValueError(f"counter {name} cannot grow by {by}")
         flat += (name, repr(float(by)))
-    return pack(flat)
+    return flat
 
 
 # --- replies -------------------------------------------------------------------------------------------------

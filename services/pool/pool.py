@@ -11,17 +11,18 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from services import wire
 from services.messages import Exchange, ExchangeReply, Group, Snapshot, Submission, SubmitReply, TokenEvent
 from services.overview import Overview
-from services.pool import packing
+from services.pool import packing, scripts
 from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
-from services.pool.limits import Limits, PackedBounds, behind
+from services.pool.limits import BoundsByTenant, Limits, behind
 from services.pool.overview_packing import read_overview
-from services.pool.packing import micros, pack, pack_counters
+from services.pool.packing import increments, micros, pack
 from services.requests import Refusal
 from services.seats import ClusterSeats, SeatGrant
 
@@ -49,7 +50,7 @@ class RequestPool:
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url, wait_replicas)
-        self._packed_bounds = PackedBounds()
+        self._bounds = BoundsByTenant()
         self._gaps: set[str] = set()  # gateways whose stream was trimmed before they had read it
 
     @property
@@ -76,37 +77,41 @@ class RequestPool:
         without `output` ends if no sequence of it is claimed by its deadline, `queue_timeout` after its arrival.
         """
         few = len(submission.sequences) <= FEW
-        packed = pack_group(submission) if few else await asyncio.to_thread(pack_group, submission)
-        if (length := len(packed.message)) > MESSAGE_BYTES:
+        packed = self._submit_of(submission) if few else await asyncio.to_thread(self._submit_of, submission)
+        if (length := len(packed)) > MESSAGE_BYTES:
             return SubmitReply(submission.request, refused=Refusal("message", False, 0, length, MESSAGE_BYTES))
-        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
-        reply = await self._server.run(
-            "submit",
-            self._prefix,
-            submission.request,
-            _gateway(submission.gateway),
-            "" if key is None else f"{submission.tenant}\0{key}",
-            submission.body,
-            packed.message,
-            self._packed_bounds.of(self.limits, submission.tenant),
-            micros(self.limits.keep_ended),
-            submission.tenant,
-            int(submission.resumable),
-            int(submission.background),
-            micros(self.limits.grace),
-            submission.priority,
-            micros(submission.ttft or (self.limits.ttft_target if ranked else 0)),
-            micros(self.limits.ageing) if ranked else "",
-            micros(submission.waited),
-            micros(behind(submission.priority)),
-            0 if any(s.output for s in submission.sequences) else micros(submission.queue_timeout),
-            submission.trace,
-        )
+        reply = await self._server.run("submit", self._prefix, packed)
         return packing.read_submit(reply)
+
+    def _submit_of(self, submission: Submission) -> bytes:
+        """Return the packed arguments of `submit`."""
+        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
+        known = any(s.output for s in submission.sequences)
+        return self._pack(
+            "submit",
+            request=submission.request,
+            gateway=_gateway(submission.gateway),
+            tenant=submission.tenant,
+            key=key is not None and f"{submission.tenant}\0{key}",
+            body=submission.body,
+            bounds=self._bounds.of(self.limits, submission.tenant),
+            keep_ended=micros(self.limits.keep_ended),
+            resumable=submission.resumable,
+            background=submission.background,
+            grace=micros(self.limits.grace),
+            priority=submission.priority,
+            ttft=micros(submission.ttft or (self.limits.ttft_target if ranked else 0)),
+            ranked=ranked,
+            ageing=micros(self.limits.ageing) if ranked else 0,
+            waited=micros(submission.waited),
+            queue_timeout=0 if known else micros(submission.queue_timeout),
+            trace=submission.trace,
+            **pack_group(submission).arguments,
+        )
 
     async def cancel(self, request: str) -> bool:
         """Cancel a group; False if it is unknown or has ended. What runs ends when its seat commits the end."""
-        return bool(await self._server.run("cancel", self._prefix, request))
+        return bool(await self._run("cancel", request=request))
 
     async def unlisten(self, gateway: str, request: str) -> None:
         """The gateway stops listening to a group.
@@ -116,7 +121,7 @@ class RequestPool:
         once. A group whose last gateway dies or unregisters gets the grace in any case. Once the gateway listens to
         the group again, it must not repeat an earlier `unlisten`.
         """
-        await self._server.run("unlisten", self._prefix, _gateway(gateway), request)
+        await self._run("unlisten", gateway=_gateway(gateway), request=request)
 
     async def delete(self, request: str) -> bool:
         """Forget a group; False if it is unknown, as it is to a repeat of this call.
@@ -124,7 +129,7 @@ class RequestPool:
         A group that has not ended is cancelled and forgotten at its end. From now on `group` does not know it, and its
         idempotency key is free.
         """
-        return bool(await self._server.run("delete", self._prefix, request))
+        return bool(await self._run("delete", request=request))
 
     async def group(self, request: str) -> Group | None:
         """What was submitted under this id; None if it is unknown, has expired or was deleted."""
@@ -145,8 +150,7 @@ class RequestPool:
 
         Later tokens arrive as events. An event may repeat a token of the snapshot; no token is missed in between.
         """
-        wanted = pack([[id, index] for id, index in from_indices.items()])
-        replies = await self._server.run("listen", self._prefix, _gateway(gateway), wanted)
+        replies = await self._run("listen", gateway=_gateway(gateway), wanted=list(from_indices.items()))
         if packing.size_of(replies) > LONG_REPLY:
             return await asyncio.to_thread(packing.read_snapshots, from_indices, replies)
         return packing.read_snapshots(from_indices, replies)
@@ -169,10 +173,17 @@ class RequestPool:
         again to all sequences that have not ended.
         """
         missed = gateway in self._gaps
-        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl), pack(gauges or {}), settings)
-        known = bool(await self._server.run("heartbeat", self._prefix, *args))
+        known = await self._run(
+            "heartbeat",
+            gateway=_gateway(gateway),
+            call=call,
+            counters=increments(counters),
+            ttl=micros(ttl),
+            gauges=pack(gauges or {}),
+            settings=settings,
+        )
         self._gaps.discard(gateway)
-        return known and not missed
+        return bool(known) and not missed
 
     async def settings_of_gateways(self) -> list[str]:
         """What the registered gateways say of their settings; nothing of those that say nothing."""
@@ -197,7 +208,7 @@ class RequestPool:
 
     async def unregister(self, gateway: str) -> None:
         """Forget a gateway that shuts down."""
-        await self._server.run("unregister", self._prefix, _gateway(gateway))
+        await self._run("unregister", gateway=_gateway(gateway))
 
     async def hold(self, name: str, holder: str, seconds: float) -> str | None:
         """Take the lock `name`, or renew it, for so many seconds; None while another holder has it.
@@ -205,12 +216,12 @@ class RequestPool:
         Returns the lock's epoch, a decimal number greater than all epochs before, including any that the server lost.
         A renewal returns the same epoch; a different one means that the lock was free in between.
         """
-        reply = await self._server.run("hold", self._prefix, name, holder, round(seconds * 1000))
+        reply = await self._run("hold", name=name, holder=holder, ttl=round(seconds * 1000))
         return reply.decode() or None
 
     async def unhold(self, name: str, holder: str) -> None:
         """Free the lock `name` if this holder has it."""
-        await self._server.run("unhold", self._prefix, name, holder)
+        await self._run("unhold", name=name, holder=holder)
 
     # --- schedulers ---
 
@@ -224,8 +235,16 @@ class RequestPool:
         process that waits for a seat must call this more than twice per lease, because leases start again after a
         longer silence. A new epoch's number is greater than `after`, one of another pool, whose clock may be ahead.
         """
-        args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8), after)
-        return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
+        reply = await self._run(
+            "acquire",
+            seat=seat,
+            owner=owner,
+            lease=micros(lease),
+            dead_epoch=dead_epoch or "",
+            nonce=secrets.token_hex(8),
+            after=after,
+        )
+        return packing.read_grant(reply)
 
     async def release(
         self,
@@ -241,8 +260,15 @@ class RequestPool:
         `struck` are the ids that were in an iteration when the seat's engine died. A sequence that is struck three
         times with no token committed in between ends with an error. A surplus seat whose engine is `removed` is gone.
         """
-        args = seat, epoch, pack(sorted(set(struck))), int(removed), pack_counters(counters or {})
-        return bool(await self._server.run("release", self._prefix, *args))
+        reply = await self._run(
+            "release",
+            seat=seat,
+            epoch=epoch,
+            struck=sorted(set(struck)),
+            removed=removed,
+            counters=increments(counters or {}),
+        )
+        return bool(reply)
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
         """How many engines a cluster is to have, and its seats.
@@ -250,8 +276,8 @@ class RequestPool:
         `configured`, the number in the caller's configuration, counts until `scale` is called, and again if it is
         announced (`announce`) and differs from the number announced before.
         """
-        args = cluster, configured, int(announce)
-        return packing.read_seats(await self._server.run("engines", self._prefix, *args))
+        reply = await self._run("engines", cluster=cluster, configured=configured, announce=announce)
+        return packing.read_seats(reply)
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         """Commit tokens, renew the lease, reclaim expired seats and claim sequences, in one script; see `Exchange`.
@@ -259,28 +285,20 @@ class RequestPool:
         `call` numbers count from 1, in steps of one: a larger step shows the pool that its server lost exchanges.
         """
         e = exchange
-        reply = await self._server.run(
+        reply = await self._run(
             "exchange",
-            self._prefix,
-            e.seat,
-            e.epoch,
-            e.call,
-            packing.pack_commits(e.commits),
-            e.room.requests,
-            e.room.blocks,
-            e.room.block_size,
-            int(e.room.whole),
-            pack(e.room.yields) if e.room.yields else "",
-            int(e.idle),
-            wire.pack(e.figures) if e.figures else "",
-            pack_counters(e.counters),
-            pack(e.gauges),
-            e.summary,
-            micros(self.limits.keep_ended),
-            pack(e.holds) if e.holds is not None else "",
-            e.room.longest,
-            e.room.guests,
-            pack(e.room.tenants) if e.room.guests else "",
+            seat=e.seat,
+            epoch=e.epoch,
+            call=e.call,
+            commits=packing.batch_of(e.commits),
+            room=wire.named(e.room),
+            idle=e.idle,
+            figures=e.figures is not None and wire.pack(e.figures),
+            counters=increments(e.counters),
+            gauges=pack(e.gauges),
+            summary=e.summary,
+            keep_ended=micros(self.limits.keep_ended),
+            holds=e.holds is not None and e.holds,
         )
         return packing.read_exchange(reply)
 
@@ -294,14 +312,23 @@ class RequestPool:
         """Let a cluster have this number of engines, at least one. Surplus seats, from this index on, claim nothing."""
         if engines < 1:
             raise ValueError(f"a cluster has at least 1 engine, not {engines}")
-        await self._server.run("scale", self._prefix, cluster, engines)
+        await self._run("scale", cluster=cluster, engines=engines)
 
     def broadcast(self) -> Broadcast:
         """Return the channels of this pool. The caller closes them."""
         return Broadcast(self._server.url, self._prefix)
 
     async def overview(self) -> Overview:
-        return read_overview(await self._server.run("overview", self._prefix))
+        return read_overview(await self._run("overview"))
+
+    # --- scripts ---
+
+    async def _run(self, name: str, /, **arguments: Any) -> Any:
+        """Return the reply of a script, of which each call here gives all arguments by their names."""
+        return await self._server.run(name, self._prefix, self._pack(name, **arguments))
+
+    def _pack(self, name: str, /, **arguments: Any) -> bytes:
+        return scripts.script(name).pack(**arguments)
 
 
 def _gateway(name: str) -> str:

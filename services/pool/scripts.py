@@ -1,4 +1,7 @@
-"""The Lua scripts: one file per transition, preceded by the fragments that its `-- include:` line names."""
+"""The Lua scripts: one file per transition, preceded by the fragments that its `-- include:` line names.
+
+A script takes one argument, a msgpack map of the names that its header lists under `-- Arguments`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from services import wire
 from services.messages import End
-from services.requests import FinishReason
+from services.pool.limits import BEHIND
+from services.pool.packing import micros, pack
+from services.requests import BATCH_CLASS, FinishReason
 
 _FOLDER = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^-- {3}(\w+(?:, \w+)*)(?: {2}|$)", re.MULTILINE)
 
 # Ends that the scripts assign themselves; packed here, because the format is opaque to Lua.
 CANCELLED = End(FinishReason.CANCELLED)
@@ -23,28 +30,40 @@ SEATS_LOST = End(
 )
 TIMEOUT = End(FinishReason.ERROR, error="no engine took the request before its deadline", timed_out=True)
 TOO_LARGE = End(FinishReason.ERROR, error="the request needs more tokens, or more KV blocks, than any engine has now")
-_CONSTANTS = {
+UNSERVED = End(
+    FinishReason.ERROR, error="no engine now has all that the request needs: its tokens, its KV blocks, and its fields"
+)
+_ENDS = {
     "END_CANCELLED": CANCELLED,
     "END_POISON": POISON,
     "END_SEATS_LOST": SEATS_LOST,
     "END_TIMEOUT": TIMEOUT,
     "END_TOO_LARGE": TOO_LARGE,
+    "END_UNSERVED": UNSERVED,
 }
+_NUMBERS = {"BATCH_CLASS": BATCH_CLASS, "BEHIND": micros(BEHIND)}
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's whole text, and its SHA1 for EVALSHA."""
+    """A script's whole text, its SHA1 for EVALSHA, and the names of its arguments."""
 
     name: str
     text: str
     sha: str
+    arguments: frozenset[str]
+
+    def pack(self, /, **arguments: Any) -> bytes:
+        """Return the argument of a call."""
+        assert arguments.keys() == self.arguments, f"{self.name}: {arguments.keys() ^ self.arguments} differ"
+        return pack(arguments)
 
 
 @cache
 def script(name: str) -> Script:
     """The script `lua/<name>.lua`, preceded by each fragment that it needs, once."""
-    parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _CONSTANTS.items()]
+    parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _ENDS.items()]
+    parts += [f"local {key} = {number}\n" for key, number in _NUMBERS.items()]
     seen: set[str] = set()
 
     def add(path: Path) -> None:
@@ -58,7 +77,8 @@ def script(name: str) -> Script:
 
     add(_FOLDER / f"{name}.lua")
     whole = "".join(parts)
-    return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+    arguments = {word for words in _ARGUMENTS.findall(parts[-1]) for word in words.split(", ")}
+    return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest(), frozenset(arguments))
 
 
 def names() -> list[str]:

@@ -7,8 +7,8 @@ from collections import Counter
 from math import inf
 from operator import attrgetter
 
-from services.messages import Room
-from services.requests import BATCH_CLASS
+from services.messages import EngineFigures, Room
+from services.requests import BATCH_CLASS, FEATURES
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.order import Order, is_guest
@@ -24,15 +24,16 @@ class RequestQueues:
     Both lists are sorted by rank. Lines of batches come after all other requests.
     """
 
-    def __init__(self, kv: KVCacheManager, knobs: Knobs, order: Order, longest: int) -> None:
-        """`longest`: the most tokens of a request that the engine can serve."""
+    def __init__(self, kv: KVCacheManager, knobs: Knobs, order: Order, figures: EngineFigures) -> None:
         self.waiting: list[RequestEntry] = []
         self.running: list[RequestEntry] = []
         self.lines_wait = False  # lines of batches do not run, because other requests are here or were just now
         self.out_of_blocks = False  # blocks have run out, and no request has given any back by ending since
         self._kv = kv
         self._order = order
-        self._longest = longest
+        self._longest = figures.longest
+        # the engine's build may be another
+        self._features = tuple(name for name in figures.features if name in FEATURES)
         self._places = knobs.max_batch_size * knobs.batches_in_flight
         self._others_at = -inf  # when requests other than lines of batches were last here
         self._suspects: list[RequestEntry] = []
@@ -245,9 +246,12 @@ class RequestQueues:
         tenants = tenants if guests else []
         counted = {entry.id for entry in finishing}
         lines = [e for queue in (self.running, self.waiting) for e in queue if e.is_line and e.id not in counted]
-        if not self._order.has_classes and not lines:
-            return Room(max(0, places), max(0, free), size, whole, [], self._longest, guests, tenants)
-        return Room(places, free, size, whole, self._yields(lines, counted), self._longest, guests, tenants)
+        yields = []
+        if self._order.has_classes or lines:
+            yields = self._yields(lines, counted)
+        else:
+            places, free = max(0, places), max(0, free)
+        return Room(places, free, size, whole, yields, self._longest, guests, tenants, self._features)
 
     def _yields(self, lines: list[RequestEntry], counted: set[str]) -> list[tuple[int, int, int]]:
         """Return what requests would give up to an earlier class as (class, places, blocks), without those of the ids

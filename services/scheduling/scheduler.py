@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
-from time import monotonic
+from time import monotonic, time
 
 from services.messages import Claim, Commit, End, EngineFigures, Iteration, IterationResult, Room
 from services.requests import FinishReason
@@ -70,7 +71,7 @@ class Scheduler:
         self._budget = Budget(knobs, self._cost)
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
-        self._queues = RequestQueues(self._kv, knobs, order, figures.longest)
+        self._queues = RequestQueues(self._kv, knobs, order, figures)
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
@@ -88,8 +89,8 @@ class Scheduler:
         """
         self.drop([claim.id for claim in claims if claim.id in self._entries or self._outbox.find(claim.id)])
         for claim in claims:
-            salt = "" if self.knobs.share_prefixes else claim.tenant
-            entry = RequestEntry(claim, self._rules, BlockHashes(salt, self.blocks.block_size), self._now())
+            hashes = BlockHashes(self._salt(claim), self.blocks.block_size)
+            entry = RequestEntry(claim, self._rules, hashes, self._now())
             self._entries[claim.id] = entry
             if reason := claim.unreadable or entry.refusal(self._figures):
                 self._end(entry, End(FinishReason.ERROR, error=reason))
@@ -98,6 +99,11 @@ class Scheduler:
             else:
                 self._queues.add(entry)
                 self._kv.keep_cached(entry)
+
+    def _salt(self, claim: Claim) -> str:
+        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, and its salt."""
+        whose = "" if self.knobs.share_prefixes else claim.tenant
+        return f"{whose}\0{claim.sampling.cache_salt}" if claim.sampling.cache_salt else whose
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.
@@ -196,7 +202,7 @@ class Scheduler:
             self._queues.sweep()
 
     def _end(self, entry: RequestEntry, end: End, failed: bool = False) -> None:
-        entry.end = end
+        entry.end = replace(end, at=time())
         del self._entries[entry.id]
         self._queues.remove(entry, failed)
         self._outbox.put(entry)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings
 
 from services.errors import ModelError
-from services.settings.types import Section
+from services.settings.types import Names, Section
 
 CONFIG = "generation_config.json"
 
@@ -112,8 +112,8 @@ class ModelSettings(BaseSettings):
         str, Field(description="branch, tag or commit of a hub id; the same as model REPOSITORY@REVISION")
     ] = ""
     served_model_name: Annotated[
-        str, Field(description="name of the model in the API; empty: derived from the model")
-    ] = ""
+        Names, Field(description="names of the model in the API, the first in answers; none: derived from the model")
+    ] = ()
     tokenizer: Annotated[
         str,
         AfterValidator(_tokenizer),

@@ -83,6 +83,12 @@ Keys = Annotated[
 TenantOfKey = Annotated[
     dict[str, str], AfterValidator(lambda keys: {hash_of(key): tenant for key, tenant in keys.items()})
 ]
+Names = Annotated[
+    tuple[str, ...],
+    NoDecode,
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    AfterValidator(lambda names: tuple(dict.fromkeys(filter(None, names)))),
+]
 PoolUrl = Annotated[SecretStr, AfterValidator(_pool_url)]
 ToolCallParser = Annotated[
     Literal["auto", "none", "hermes", "llama3_json", "mistral", "smollm2"],

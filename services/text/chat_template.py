@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,9 +38,8 @@ class ChatTemplate:
         environment = _environment()
         with_tools = source if tool_source is None else tool_source
         try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(with_tools)
-            self._writes_calls = "tool_calls" in source
+            self._template = _Compiled.of(source, environment)
+            self._tool_template = _Compiled.of(with_tools, environment)
             self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
@@ -82,16 +82,40 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         template = self._tool_template if tools else self._template
-        knows = self.uses_tools if tools else self._writes_calls
-        if not knows and (tools or any(map(has_calls, given))):
-            given = with_tools_as_text(given, tools or ())
+        described = tools if tools and not self.uses_tools else ()
+        if described or (any(map(has_calls, given)) and not template.writes_calls):
+            given = with_tools_as_text(given, described)
         if not continue_final_message:
-            return _render(template, given, variables)
+            return template.render(given, variables)
         content = given[-1].get("content")
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
         given[-1]["content"] = content + _MARK
-        return _open(_render(template, given, variables), content)
+        return _open(template.render(given, variables), content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`writes_calls`: whether the template writes calls of the history. `reads_parts`: see `_reads_parts`."""
+
+    template: Template
+    writes_calls: bool
+    reads_parts: bool
+
+    @classmethod
+    def of(cls, source: str, environment: ImmutableSandboxedEnvironment) -> _Compiled:
+        return cls(environment.from_string(source), "tool_calls" in source, _reads_parts(environment.parse(source)))
+
+    def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the text of the messages. Raises ValueError, see `ChatTemplate.apply`."""
+        if self.reads_parts:
+            messages = [_with_parts(message) for message in messages]
+        try:
+            return self.template.render({**variables, "messages": messages})
+        except _RefusedError as error:
+            raise ValueError(str(error)) from None
+        except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
+            raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
 
 
 def fault_of(source: str) -> str:
@@ -107,13 +131,25 @@ def _place(error: TemplateError) -> str:
     return f"line {error.lineno}: {error}" if isinstance(error, TemplateSyntaxError) else str(error)
 
 
-def _render(template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-    try:
-        return template.render({**variables, "messages": messages})
-    except _RefusedError as error:
-        raise ValueError(str(error)) from None
-    except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
-        raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether a template goes through the parts of contents and asks of none whether it is a text, as those of models
+    that read pictures do."""
+
+    def is_content(node: nodes.Node) -> bool:
+        while isinstance(node, nodes.Filter) and node.name in ("selectattr", "rejectattr") and node.node:
+            node = node.node
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return "content" in (getattr(node, "attr", ""), getattr(node, "name", ""))
+
+    asks = any(test.name == "string" for test in tree.find_all(nodes.Test))
+    return not asks and any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as the only part of its content."""
+    content = message.get("content")
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _open(text: str, content: str) -> str:

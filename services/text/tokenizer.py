@@ -90,6 +90,10 @@ class Tokenizer:
             return (self._backend.id_to_token(token) or "").encode()
         return self.tables.bytes_of(token)
 
+    def spelled(self, ids: Iterable[int]) -> list[str]:
+        """Return the tokens as the vocabulary spells them, like `convert_ids_to_tokens` of transformers."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-RESULTS = ("tool", "function")  # roles
+RESULT = "tool"  # the role
 INSTRUCTIONS = """\
 You can call functions. These are the functions, as JSON:
 <tools>{tools}</tools>
@@ -21,7 +21,7 @@ The results of the calls will follow in <tool_response>. If no function is of us
 
 def has_calls(message: Mapping[str, Any]) -> bool:
     """Whether a message has calls, or the result of one."""
-    return bool(message.get("tool_calls") or message.get("function_call")) or message["role"] in RESULTS
+    return bool(message.get("tool_calls")) or message["role"] == RESULT
 
 
 def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mappi
     texts: list[dict[str, Any]] = []
     results = False  # whether the last of `texts` ends with results
     for message in made:
-        result = message["role"] in RESULTS
+        result = message["role"] == RESULT
         text = _result(message) if result else _called(message)
         if results and text["role"] == "user":
             texts[-1] |= {"content": _joined(texts[-1]["content"], text["content"], "\n")}
@@ -60,10 +60,8 @@ def _result(message: dict[str, Any]) -> dict[str, Any]:
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls are part of its content."""
-    rest = {name: value for name, value in message.items() if name not in ("tool_calls", "function_call")}
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message.get("tool_calls") or ()]
-    if message.get("function_call"):
-        functions.append(message["function_call"])
     if not functions:
         return rest
     calls = [{"name": function["name"], "arguments": function["arguments"]} for function in functions]

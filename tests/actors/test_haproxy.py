@@ -302,3 +302,50 @@ def test_a_long_token_passes(tmp_path: Path) -> None:
     with backend(lambda connection, _: connection.sendall(EMPTY)) as place, running(tmp_path, place) as port:
         headers = {"Authorization": "Bearer " + "k" * (haproxy.LONGEST_HEAD - 4096)}
         assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=5).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nno colon", 400),
+        ("GET /modèles HTTP/1.1\r\nHost: a".encode(), 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"k" * (haproxy.LONGEST_HEAD + 4096), 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked", 422),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400),
+    ],
+)
+def test_a_head_that_it_cannot_read_has_its_own_answer_and_the_connection_ends(
+    tmp_path: Path, head: bytes, status: int
+) -> None:
+    """The text is HAProxy's, which its parser takes from no file."""
+    with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(head + b"\r\n\r\n")
+        assert closed(connection).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_half_closed_client_counts_as_gone(tmp_path: Path, begun: bool) -> None:
+    """A client that has closed its connection looks the same, and its request would be computed for nobody."""
+    came, gone = threading.Event(), threading.Event()
+
+    def hold(connection: socket.socket, _: str) -> None:
+        if begun:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nheld\r\n")
+        came.set()
+        with contextlib.suppress(OSError):
+            while connection.recv(65536):
+                pass
+        gone.set()
+
+    with backend(hold) as place, running(tmp_path, place) as port, connected(port, "127.0.0.1") as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert came.wait(10)
+        if begun:
+            assert b"held" in connection.recv(65536)
+        connection.shutdown(socket.SHUT_WR)
+        answer = closed(connection)
+        assert gone.wait(10)
+    assert answer.startswith(b"HTTP/1.1 400 ") != begun
+    assert (b"closed its side" in answer) != begun

@@ -1,12 +1,22 @@
-"""The pool that replicas open has the limits of the settings."""
+"""The pool that replicas open has the limits of the settings, and gateways join only those whom they may join."""
 
 from __future__ import annotations
 
-from actors.replica import limits_of, open_shards
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.gateway import GatewayReplica
+from actors.replica import find_model, limits_of, open_shards
+from services.errors import SettingsError
+from services.joined import described
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT
 from services.settings.settings import Settings
+from services.text import TextTables
 
 MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 
@@ -42,3 +52,16 @@ async def test_each_shard_has_a_pool_of_its_own() -> None:
     assert [(s.number, s.state, s.pool.name) for s in shards] == [(0, "serving", name), (7, "draining", f"{name}.7")]
     for shard in shards:
         await shard.pool.close()
+
+
+async def test_a_gateway_compares_itself_with_the_others_of_its_pool(default_model: Path, pool_url: str) -> None:
+    """So `serve deploy` refuses what `orca serve` refuses, and Serve's status says why."""
+    settings = Settings(redis_url=pool_url, pool="joined", port=8001)
+    shards = open_shards(settings, find_model(settings)[1])
+    keyed = settings.model_copy(update={"port": 8000, "api_key": ("secret",)})
+    for shard in shards:
+        await shard.pool.heartbeat("other", 1, {}, settings=described(keyed, TextTables.load(default_model)))
+        await shard.pool.close()
+    replica: Any = SimpleNamespace(_settings=settings)  # its constructor is for a process of Serve
+    with pytest.raises(SettingsError, match="8000 serves the same pool and requires API keys"):
+        await GatewayReplica.__serve_build_asgi_app__(replica)

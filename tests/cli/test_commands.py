@@ -68,7 +68,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("--api-key k l --api-key m", {"api_key": tuple(map(hash_of, "klm"))}),
         ('--api-keys {"k":"alice"}', {"api_keys": {hash_of("k"): "alice"}}),
         ("--deadly-token -1", {"deadly_token": -1}),
-        ("--served-model-name m --host 0.0.0.0 --dtype float32 --block-size 8", {"served_model_name": "m"}),
+        ("--served-model-name m --host 0.0.0.0 --dtype float32 --block-size 8", {"served_model_name": ("m",)}),
+        ("--served-model-name m n/o --port 1", {"served_model_name": ("m", "n/o"), "port": 1}),
+        ("--served-model-name m --served-model-name m n", {"served_model_name": ("m", "n")}),
     ],
 )
 def test_a_command_line_sets(arguments: str, expected: dict[str, object]) -> None:

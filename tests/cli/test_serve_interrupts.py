@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from gguf_files import write_gguf
+from tiny_models import make_tiny_model
 
 from load.server import OrcaServer, free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PATIENCE = 120.0  # seconds
 
 # `orca serve` whose start ignores every cancellation
 IGNORES = """
@@ -42,6 +49,43 @@ def test_an_interrupt_at_a_stage_of_the_start(tmp_path: Path, stage: str) -> Non
         assert not any("ready at" in line for line in server.lines)
         assert server.cluster_folder() is None
         assert not server.pool_server()
+    finally:
+        if server.process.poll() is None:
+            server.kill_all()
+        server.__exit__()
+
+
+def titles(server: OrcaServer) -> dict[int, str]:
+    """The command lines of the processes below it, by their ids."""
+    found = {}
+    for pid in server.descendants():
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text()
+    return found
+
+
+@pytest.mark.parametrize("waits_for", ["g++", "services.models.converter"])
+def test_what_a_start_waits_for_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str) -> None:
+    """A compiler with its own children, or a conversion."""
+    flags = []
+    if waits_for == "g++":
+        compiler = tmp_path / "g++"
+        compiler.write_text("#!/bin/sh\ntest $1 = --version && echo slow || sleep 1000 | sleep 1000\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    else:
+        file = write_gguf(make_tiny_model(tmp_path / "model"), tmp_path / "model.gguf")
+        flags = [str(file), "--cache-dir", str(tmp_path / "cache")]
+    server = OrcaServer(tmp_path, *flags)
+    try:
+        end = time.monotonic() + PATIENCE
+        while not any(waits_for in title for title in titles(server).values()):
+            assert time.monotonic() < end, server.lines
+            time.sleep(0.01)
+        left = titles(server)
+        server.process.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        assert [title for pid, title in left.items() if Path(f"/proc/{pid}").exists()] == []
     finally:
         if server.process.poll() is None:
             server.kill_all()

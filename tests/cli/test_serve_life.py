@@ -5,8 +5,11 @@ One server follows the other on one data folder. They run the null engine, whose
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +26,16 @@ from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, NewRequest
 from services.models import resolve
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from services.requests import SamplingParams
 from services.settings.settings import Settings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DEADLY = 5  # a token that the null engine never draws
-FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
+JOINED = ("--null-engine", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
+FLAGS = (*JOINED, "--durability", "strict")
 LENGTH = 4000  # tokens; more than a second
 LONG = 2 * LENGTH  # of streams beside which something else happens before or while a process dies
 PATIENCE = 120.0  # seconds
@@ -97,6 +103,7 @@ class Request:
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     event = orjson.loads(line[6:])
+                    assert "error" not in event, event
                     self.id = event["id"]
                     yield event["choices"][0]["token_ids"]
 
@@ -316,3 +323,45 @@ def test_a_second_server_on_the_data_folder_does_not_disturb_the_first(life: Lif
     assert streams > 1
     assert server.process.poll() is None
     assert not any("died" in line for line in server.lines)
+
+
+@pytest.mark.chaos
+def test_two_servers_on_one_pool_are_replaced_one_after_the_other(tmp_path: Path) -> None:
+    """Their lengths differ. Each is killed while streams are open at both, and starts again with other settings."""
+    pool = PoolServer(choose_server(), tmp_path / "pool", "strict")
+    url = asyncio.run(pool.start())
+    try:
+        with contextlib.ExitStack() as exits:
+
+            def started(*flags: str, port: int = 0) -> OrcaServer:
+                return exits.enter_context(OrcaServer(tmp_path, "--redis-url", url, *JOINED, *flags, port=port))
+
+            first, shorter = started(), LENGTH + len(PROMPT)
+            second = started("--max-model-len", str(shorter))
+            (said,) = (line for line in second.lines if "other settings" in line)
+            assert f":{first.port} serves the same pool" in said
+            assert f"max_model_len=default (here {shorter})" in said
+            asked = [
+                (Request(f"{at} {one}", LONG), server) for at in range(4) for one, server in enumerate((first, second))
+            ]
+            with ThreadPoolExecutor(len(asked)) as threads:  # none is cut at the shorter length
+                list(threads.map(lambda pair: pair[0].again(pair[1]), asked))
+            replace_while_streaming(second, first, lambda: started("--max-model-len", "5000", port=second.port))
+            replace_while_streaming(first, second, lambda: started("--block-size", "32", port=first.port))
+    finally:
+        asyncio.run(pool.stop())
+
+
+def replace_while_streaming(killed: OrcaServer, other: OrcaServer, successor: Callable[[], OrcaServer]) -> None:
+    """Kill one of two servers on a pool, with streams at both: what was open at it goes on at the other one and at its
+    successor."""
+    beside, begun = [Request(f"{killed.port} beside {at}", LONG) for at in range(2)], threading.Barrier(3)
+    with ThreadPoolExecutor(len(beside)) as threads:
+        streams = [threads.submit(one.stream, other, lambda: begun.wait(PATIENCE)) for one in beside]
+        begun.wait(PATIENCE)
+        request = Request(f"{killed.port} killed")
+        before = request.broken_by(killed, killed.kill_all)
+        assert request.again(other)[: len(before)] == before
+        request.again(successor())
+        for stream in streams:
+            stream.result()

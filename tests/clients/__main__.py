@@ -52,11 +52,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start_server(stack: contextlib.ExitStack) -> OrcaServer:
+def start_server(stack: contextlib.ExitStack, *flags: str) -> OrcaServer:
     """The default model in float32, ended with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     print("starting the server", flush=True)
-    return OrcaServer(folder, "--dtype", "float32", "--gateways", "1")
+    return OrcaServer(folder, "--dtype", "float32", "--gateways", "1", *flags)
 
 
 def environment_of(url: str, model: str) -> dict[str, str]:
@@ -82,10 +82,8 @@ def _run(client: Client, environments: Environments, environment: dict[str, str]
         return outcome.Outcome(client, missing=str(error))
     with tempfile.TemporaryDirectory() as scratch:
         log = folder / f"{client.script}.log"
-        done = outcome.run(client, command, environment | {"ORCA_SCRATCH": scratch}, log)
-    for step in done.steps:
-        print(report.line(step), flush=True)
-    return done
+        told = environment | {"ORCA_SCRATCH": scratch}
+        return outcome.run(client, command, told, log, lambda step: print(report.line(step), flush=True))
 
 
 def replaced(document: Path, outcomes: list[outcome.Outcome]) -> str:

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,39 +37,43 @@ class Outcome:
         return [step for step in self.steps if not step.passed]
 
 
-def run(client: Client, command: list[str], environment: dict[str, str], log: Path) -> Outcome:
-    """Run a script; its steps, and one more that has failed where it ended badly. All that it said goes to `log`."""
-    with log.open("w") as errors:
+def run(
+    client: Client, command: list[str], environment: dict[str, str], log: Path, tell: Callable[[Step], None]
+) -> Outcome:
+    """Run a script and `tell` each step when it ends; one more has failed if the script ended badly. All that it said
+    goes to `log`."""
+    steps, problem = [], ""
+    with log.open("w", buffering=1) as said:
         process = subprocess.Popen(
             command,
             env=os.environ | environment,
             text=True,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=said,
             start_new_session=True,  # what it starts ends with it
         )
+        end = threading.Timer(client.timeout, os.killpg, (process.pid, signal.SIGKILL))
+        end.start()
         try:
-            said, _ = process.communicate(timeout=client.timeout)
-            problem = f"ended with {process.returncode}: {_last_line(log)}" if process.returncode else ""
-        except subprocess.TimeoutExpired:
-            problem = f"not within {client.timeout:.0f} s"
-            os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
+            assert process.stdout is not None
+            for line in process.stdout:  # those of libraries too
+                said.write(line)
+                if line.startswith('{"step":'):
+                    step = json.loads(line)
+                    steps.append(Step(step["step"], step["passed"], step["detail"]))
+                    tell(steps[-1])
+            if process.wait():
+                problem = f"ended with {process.returncode}: {_last_line(log)}"
+            if end.finished.is_set():
+                problem = f"not within {client.timeout:.0f} s"
         finally:  # also what it left running, and after Ctrl-C
+            end.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    with log.open("a") as more:
-        more.write(said)
-    steps = read(said)
     if problem or not steps:
         steps.append(Step("the script", False, problem or "said nothing"))
+        tell(steps[-1])
     return Outcome(client, steps)
-
-
-def read(said: str) -> list[Step]:
-    """The steps among the lines that a script and its libraries printed."""
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"step":')]
-    return [Step(line["step"], line["passed"], line["detail"]) for line in lines]
 
 
 def _last_line(log: Path) -> str:

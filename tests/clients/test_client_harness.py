@@ -36,7 +36,10 @@ def run(folder: Path, source: str, client: Client = CLIENT) -> outcome.Outcome:
     script.write_text(source)
     told = {"ORCA_URL": "http://127.0.0.1:1", "ORCA_MODEL": "m", "ORCA_MODEL_FOLDER": "f", "ORCA_SCRATCH": str(folder)}
     command = [sys.executable, str(script)]
-    return outcome.run(client, command, told | {"PYTHONPATH": str(SCRIPTS)}, folder / "log")
+    heard: list[outcome.Step] = []
+    done = outcome.run(client, command, told | {"PYTHONPATH": str(SCRIPTS)}, folder / "log", heard.append)
+    assert heard == done.steps
+    return done
 
 
 def test_steps_of_a_script_and_their_row(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from allowed_texts import Grammar
 from stack import Server, Stack
 from tiny_text import make_folder
 
@@ -35,6 +36,11 @@ def model(tiny_folder: Path) -> ServedModel:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder: Path) -> Tokenizer:
     return Tokenizer.load(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def grammar(model: ServedModel) -> Grammar:
+    return Grammar(model)
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,9 @@ def told(chunks: list[Any], choice: int) -> dict[str, Any]:
         for said in chunk["choices"]:
             if said["index"] == choice:
                 all_of["text"] += said["delta"]["content"] if "delta" in said else said["text"]
-                all_of["tokens"] += said.get("token_ids", ())
+                all_of["tokens"] += said.get("token_ids") or ()
                 all_of["logprobs"] += list(entries(said["logprobs"]))
-                all_of["openings"] += "role" in said.get("delta", ()) or "prompt_token_ids" in said
+                all_of["openings"] += "role" in said.get("delta", ()) or said.get("prompt_token_ids") is not None
                 all_of["reasons"] += [said["finish_reason"]] if said["finish_reason"] else []
     return all_of
 

@@ -25,6 +25,9 @@ def whole() -> dict[str, Any]:
 def _document() -> dict[str, Any]:
     document = whole()
     by_name = schemas.rewritten(document["components"]["schemas"], _as_json_schema)
+    # in its own examples, as in OpenAI's answers, it is null before the end
+    (of_response,) = (part for part in by_name["Response"]["allOf"] if "usage" in part.get("properties", ()))
+    of_response["properties"]["usage"] = {"anyOf": [{"type": "null"}, of_response["properties"]["usage"]]}
     by_path = {_unnamed(path): operations for path, operations in document["paths"].items()}
     return {"schemas": by_name, "paths": by_path}
 

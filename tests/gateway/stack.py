@@ -31,6 +31,7 @@ from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.shards import PoolShard, parse_shards
+from services.requests import FEATURES
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import Tokenizer
@@ -120,7 +121,8 @@ class Stack(Background):
         super().__init__()
         self.settings = settings
         self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
-        self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo", WEIGHTS, 7)
+        length, vocabulary = self.info.max_model_len, self.info.vocab_size
+        self.figures = EngineFigures(NAME, length, 25, 16, vocabulary, "echo", WEIGHTS, 7, FEATURES)
         self.batch_size = 8
         self._redis_url, self._pool_name, self._folder, self._with_engine = redis_url, pool_name, folder, engine
         self.url = ""
@@ -174,7 +176,8 @@ class Stack(Background):
     def _served(self) -> ServedModel:
         settings = self.settings
         defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
-        return ServedModel(NAME, self.tokenizer, self.info, 1, defaults)
+        name, *aliases = settings.served_model_name or (NAME,)
+        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
 
     async def _owner(self, pool: RequestPool) -> Owner:
         epoch = (await pool.acquire(SEAT, "test", LEASE)).epoch

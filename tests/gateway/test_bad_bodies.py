@@ -56,6 +56,12 @@ def test_a_body_that_cannot_be_read(http: httpx.Client, name: str) -> None:
     assert good.json()["choices"][0]["text"] == "hi"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_byte_order_mark_before_the_body_is_left_out(http: httpx.Client, path: str) -> None:
+    assert http.post(path, content=b'\xef\xbb\xbf{"prompt": "hi"}').status_code == 200
+    check_error(http.post(path, content=b'{"prompt": "hi"}\xef\xbb\xbf'), 400, "JSON")
+
+
 def test_a_chunked_body_over_the_limit(http: httpx.Client) -> None:
     def parts() -> Iterator[bytes]:
         yield b'{"prompt": "'

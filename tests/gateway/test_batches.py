@@ -42,6 +42,17 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_file_as_windows_programs_write_it(alice: openai.OpenAI) -> None:
+    """It begins with a byte order mark, and its lines end with CR LF."""
+    lines = jsonl([line(id, {"prompt": id, "max_tokens": 1}) for id in "ab"]).replace(b"\n", b"\r\n")
+    content = b"\xef\xbb\xbf" + lines + b"\r\n"
+    batch = ended(alice, create(alice, content))
+    assert [entry["custom_id"] for entry in entries(alice, batch.output_file_id)] == ["a", "b"]
+    assert alice.files.content(batch.input_file_id).content == content
+    batch = ended(alice, create(alice, lines[:20] + b"\xef\xbb\xbf" + lines[20:]))
+    assert batch.status == "failed"
+
+
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
     """An answer without the fields that differ each time."""
     body = {k: v for k, v in body.items() if k not in ("id", "created", "created_at")}

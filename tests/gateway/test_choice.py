@@ -13,7 +13,7 @@ from gateway.answer.parsers.registry import make_parser
 from services.messages import PromptLogprobs
 from services.text import Tokenizer
 
-STATE = ("added", "sent", "completion_tokens", "reasoning_tokens", "called", "ended", "cached_tokens")
+STATE = ("added", "sent", "completion_tokens", "reasoning_tokens", "called", "calls_tools", "ended", "cached_tokens")
 
 
 @given(life=lives(), with_stop=st.booleans(), parsed=st.booleans(), data=st.data())

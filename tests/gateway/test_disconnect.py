@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,15 +28,20 @@ def busy(stack: Stack) -> int:
     return overview.running + overview.waiting
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["closed", "half-closed"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_disconnects_is_cancelled(stack: Stack, stream: bool) -> None:
+def test_a_client_that_disconnects_is_cancelled(stack: Stack, stream: bool, half: bool) -> None:
     assert busy(stack) == 0
     connection = post(stack, LONG | {"stream": stream, "n": 2})
     wait_until(lambda: busy(stack) == 2)
     if stream:
         assert b"200 OK" in connection.recv(1000)
-    connection.close()
+    if half:
+        connection.shutdown(socket.SHUT_WR)
+    else:
+        connection.close()
     wait_until(lambda: busy(stack) == 0)
+    connection.close()
 
 
 def test_a_client_that_disconnects_while_its_request_waits(stack: Stack) -> None:

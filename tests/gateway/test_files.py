@@ -48,6 +48,14 @@ def test_files_are_listed_in_pages(bob: openai.OpenAI) -> None:
     assert [file.id for file in bob.files.list(after=made[2])] == made[1::-1]
 
 
+@pytest.mark.parametrize("after", ["", "x", "file-1", "batch_" + "0" * 32, "file-" + "g" * 32])
+def test_a_page_after_what_is_no_id_of_the_list_is_refused(bob: openai.OpenAI, after: str) -> None:
+    for listed in (bob.files, bob.batches):
+        with pytest.raises(openai.BadRequestError) as raised:
+            listed.list(after=after if listed is bob.files else after.replace("batch_", "file-"))
+        assert raised.value.param == "after"
+
+
 def test_a_tenant_has_so_many_files_at_most(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     first = alice.files.create(file=("a", b"x"), purpose="batch")
     most = len(list(alice.files.list()))

@@ -8,26 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.answer.choice import by_itself
 from gateway.errors import ApiError
 from gateway.http.body import validate
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.responses import ResponseRequest
-from services.messages import End
-from services.requests import FinishReason
-
-
-@pytest.mark.parametrize(
-    ("end", "own"),
-    [
-        (End(FinishReason.STOP), True),
-        (End(FinishReason.STOP, "city"), False),
-        (End(FinishReason.STOP, 7), False),
-        (End(FinishReason.LENGTH), False),
-    ],
-)
-def test_only_an_end_of_the_model_finishes_calls(end: End, own: bool) -> None:
-    assert by_itself(end) is own
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/metrics", "/openapi.json", "/version"])

@@ -30,6 +30,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens"),
     "a role there is not": ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
     "a number as content": ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    "no content": ({"messages": [{"role": "user", "content": []}]}, "it is an empty list"),
     "a block that is no object": ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
     "an object as the type of a block": ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "with a type"),

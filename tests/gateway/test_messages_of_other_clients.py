@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.messages import MessageRequest
+from gateway.schemas.responses import ResponseRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -38,6 +40,26 @@ def test_unknown_fields_of_a_message_have_no_effect(name: str, value: Any, role:
 )
 def test_parts_of_other_apis_are_text(part: dict[str, Any]) -> None:
     assert chat({"role": "assistant", "content": [part]}).messages[0].text == "Hi"
+
+
+def test_texts_of_parts_follow_each_other_in_all_apis() -> None:
+    """As in templates of transformers that read parts; what separates them is for the client to write."""
+
+    def message(kind: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": kind, "text": text} for text in ("one", "", "\ntwo", " three")]}
+
+    read = [
+        chat(message("text")).messages[0].text,
+        ResponseRequest.model_validate({"input": [message("input_text")]}).input[0].as_message().text,
+        MessageRequest.model_validate({"messages": [message("text")], "max_tokens": 1}).turns[0].text,
+    ]
+    assert read == ["one\ntwo three"] * 3
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_an_empty_list_of_parts_says_that_it_is_empty(role: str) -> None:
+    with pytest.raises(ValidationError, match="is an empty list; it must be a string or a list of one or more"):
+        chat({"role": role, "content": []})
 
 
 @pytest.mark.parametrize("role", ["ipython", "observation"])
@@ -76,7 +98,6 @@ def test_a_format_that_says_two_things_or_none_is_refused(given: dict[str, Any])
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("cache_salt", "s"),
         ("chat_template", "{{ messages }}"),
         ("documents", [{"text": "x"}]),
         ("vllm_xargs", {"a": 1}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from stack import NAME, Stack
 
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from services.settings.settings import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -28,6 +30,24 @@ def frames(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[st
 
 
 # --- the official client -------------------------------------------------------------------------------------
+
+
+def test_a_model_of_several_names(redis_url: str, tiny_folder: Path) -> None:
+    """As in vLLM: each is accepted and listed, and answers have the first."""
+    settings = Settings(served_model_name=("first", "second/name"))
+    with (
+        Stack(redis_url, "named", tiny_folder, settings) as named,
+        openai.OpenAI(base_url=named.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert [m.id for m in client.models.list()] == ["first", "second/name"]
+        for name in ("first", "second/name"):
+            assert client.models.retrieve(name).id == name
+            assert client.completions.create(model=name, prompt="hello", max_tokens=2).model == "first"
+            answer = client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a"}])
+            assert answer.model == "first"
+            assert client.responses.create(model=name, input="a", max_output_tokens=16).model == "first"
+        with pytest.raises(openai.NotFoundError, match="serves 'first' or 'second/name'"):
+            client.completions.create(model=NAME, prompt="hello")
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -103,6 +103,7 @@ def test_the_order_is_openai_s(tokenizer: Tokenizer, life: Life) -> None:
     kinds |= {FinishReason.CANCELLED: ("incomplete", "cancelled"), FinishReason.ERROR: ("failed", "failed")}
     assert reason is not None
     assert (types[-1].removeprefix("response."), last["status"]) == kinds[reason]
+    assert all(other["response"]["usage"] is None for other in said.others[:-1] if "response" in other)
     assert last["usage"]["output_tokens"] == len(events) - 1
     assert last["usage"]["input_tokens_details"]["cached_tokens"] == CACHED
     assert (last["error"] is not None) == (reason is FinishReason.ERROR)

@@ -40,6 +40,8 @@ NEUTRAL = {
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no input": ({"input": None}, "input"),
     "an empty list": ({"input": []}, "input"),
+    "an empty string": ({"input": ""}, "input"),
+    "an empty list as content": ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
     "a message as text": ({"input": ["hi"]}, "input[0]"),
     "a message without content": ({"input": [{"role": "user"}]}, "input[0].content"),
     "an unknown role": ({"input": [{"role": "king", "content": "a"}]}, "input[0].role"),

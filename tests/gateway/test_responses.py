@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -60,12 +61,14 @@ def test_create(client: openai.OpenAI) -> None:
     assert made.usage is not None
     assert made.usage.output_tokens == 3
     assert made.usage.total_tokens == made.usage.input_tokens + 3
+    assert made.created_at <= (made.completed_at or 0) <= time.time()
     assert client.responses.retrieve(made.id) == made
 
 
 def test_a_response_that_reaches_its_maximum_is_incomplete(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hello world", max_output_tokens=2)
     assert made.status == "incomplete"
+    assert made.completed_at is None
     assert made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
     assert made.output_text == "hello"

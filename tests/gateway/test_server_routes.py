@@ -37,6 +37,8 @@ def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
         "vllm:e2e_request_latency_seconds_count": 1,
         "vllm:request_prompt_tokens_sum": 1,
         "vllm:request_generation_tokens_sum": 7,
+        "vllm:request_params_max_tokens_sum": 7,
+        "vllm:request_max_num_generation_tokens_sum": 7,
         "vllm:generation_tokens_total": 7,
     }
     with (
@@ -61,11 +63,12 @@ def test_a_gateway_reports_itself(http: httpx.Client) -> None:
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:
-    made = http.post("/tokenize", json={"prompt": "hello né", "return_token_strs": True}).json()
-    assert made["tokens"] == stack.tokenizer.encode("hello né")
-    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    made = http.post("/tokenize", json={"prompt": "hello né<eos>", "return_token_strs": True}).json()
+    assert made["tokens"] == stack.tokenizer.encode("hello né<eos>")
+    assert made["token_strs"] == ["hello", "Ġ", "n", "Ã", "©", "<eos>"]
+    assert made["count"] == len(made["tokens"])
     assert made["max_model_len"] == 512
-    assert http.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello né"}
+    assert http.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello né<eos>"}
 
 
 def test_tokenize_a_chat(http: httpx.Client) -> None:

@@ -74,6 +74,8 @@ def test_response_format(model: type[GenerationFields]) -> None:
         assert found == ("response_format", "json", {"type": "object"})
     anything = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
     assert constraint(model, response_format=anything) == ("response_format", "json", {})
+    found = constraint(model, response_format={"type": "regex", "value": "a+"})
+    assert found == ("response_format", "regex", "a+")
     found = constraint(model, response_format={"type": "structural_tag", **TAG})
     assert found is not None
     assert found[:2] == ("response_format", "structural_tag")
@@ -123,6 +125,10 @@ FORMATS: list[tuple[dict[str, Any], str]] = [  # response_format, the name in th
     ({}, "response_format.type"),
     ({"type": "xml"}, "response_format.type"),
     ({"type": "json_schema"}, "response_format.json_schema"),
+    ({"type": "regex"}, "response_format.value"),
+    ({"type": "regex", "value": {"a": 1}}, "response_format.value"),
+    ({"type": "text", "value": "a"}, "response_format.value"),
+    ({"type": "json"}, "response_format.type"),
     ({"type": "text", "json_schema": NAMED}, "response_format.json_schema"),
     ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
     ({"type": "json_schema", "json_schema": {**NAMED, "name": "a" * 65}}, "response_format.json_schema.name"),

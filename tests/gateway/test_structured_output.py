@@ -71,6 +71,35 @@ def test_all_choices_have_the_grammar(stack: Stack, http: httpx.Client) -> None:
     assert grammars == [regex_rule("a+").grammar()] * 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+def test_a_recursion_without_an_end_is_refused(http: httpx.Client, path: str, stream: bool) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/A B"}}, "required": ["next"]}
+    root = {"type": "object", "properties": {"first": {"$ref": "#/$defs/A B"}}, "$defs": {"A B": node}}
+    fields, param = with_schema(path, root)
+    for given, name in ((fields, param), ({"guided_json": root}, "guided_json")):
+        refused = message(http.post(path, json=BODIES[path] | given | {"stream": stream}), path, name)
+        assert refused.startswith(f"Invalid '{name}': '$ref' at '#/$defs/A B/properties/next' is a recursion without")
+
+
+@pytest.mark.parametrize("tool", ["a", "b", "c"])
+def test_one_tool_that_cannot_be_enforced_is_named_in_all_apis(http: httpx.Client, tool: str) -> None:
+    endless = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+    schemas = {name: endless if name == tool else SCHEMA for name in "abc"}
+    functions = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
+    tools: dict[str, dict[str, Any]] = {
+        CHAT: {"tools": [{"type": "function", "function": each} for each in functions], "tool_choice": "required"},
+        RESPONSES: {"tools": [{"type": "function", **each} for each in functions], "tool_choice": "required"},
+        MESSAGES: {
+            "tools": [{"name": name, "input_schema": schema} for name, schema in schemas.items()],
+            "tool_choice": {"type": "any"},
+        },
+    }
+    for path, fields in tools.items():
+        refused = message(http.post(path, json=BODIES[path] | fields), path, "tools")
+        assert f"the parameters of '{tool}' cannot be enforced: '$ref' at '#/properties/x'" in refused
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_a_schema_that_cannot_be_followed_is_refused(http: httpx.Client, path: str) -> None:
     fields, param = with_schema(path, {"type": "array", "uniqueItems": True})

@@ -169,6 +169,22 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
         },
     ),
+    "a call in OpenAI's older form": (
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+        },
+    ),
+    "a result in OpenAI's older form": (
+        {"role": "function", "name": "f", "content": "3"},
+        {"role": "tool", "name": "f", "content": "3"},
+    ),
+    "no result in OpenAI's older form": (
+        {"role": "function", "name": "f", "content": None},
+        {"role": "tool", "name": "f", "content": ""},
+    ),
     "arguments that are no JSON": (
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]},
         {

@@ -21,6 +21,7 @@ from gateway.http.body import validate
 from gateway.http.headers import Caller
 from gateway.model import ServedModel
 from gateway.schemas.chat import ChatRequest
+from gateway.tools import NO_PARAMETERS
 from gateway.validation import ValidatedRequest, Validator
 from services.errors import GrammarError
 from services.grammar import Grammars
@@ -37,6 +38,7 @@ TEMPLATE = (
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
     "<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
 LONG = "{{ messages[0].content }}"  # tools are not in it, so they become text
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -260,6 +262,41 @@ def test_the_prompt_is_the_same_in_all_apis(http: httpx.Client) -> None:
         http.post("/v1/messages/count_tokens", json=message).json()["input_tokens"],
     ]
     assert counts == [len(tokens)] * 2
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{{ tools }}" + PLAIN, PLAIN], ids=["calls", "tools", "plain"])
+def test_calls_and_results_are_in_every_prompt(redis_url: str, tmp_path: Path, template: str) -> None:
+    """In every API and form, with tools and without, whatever the template knows."""
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    block = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Rome"}}
+    turns = [
+        [{"role": "assistant", "tool_calls": [{"function": function}]}, {"role": "tool", "content": "rain"}],
+        [{"role": "assistant", "function_call": function}, {"role": "function", "content": "rain"}],
+    ]
+    items = [
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    ]
+    blocks = [
+        {"role": "assistant", "content": [block]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
+    ]
+    with (
+        Stack(redis_url, "histories", folder_of(tmp_path, template), Settings(), engine=False) as stack,
+        httpx.Client(base_url=stack.url, timeout=20) as client,
+    ):
+        for tools in ([], [{"name": "weather"}]):
+            of_chat = [tool(each) for each in tools]
+            asked = [{"messages": [*SAY, *turn], "tools": of_chat} for turn in turns]
+            tokens, older = (client.post("/tokenize", json=body).json()["tokens"] for body in asked)
+            response = {"input": [*SAY, *items], "tools": [{"type": "function", **each} for each in tools]}
+            inputs = client.post("/v1/responses/input_tokens", json=response).json()["input_tokens"]
+            message = {"messages": [*SAY, *blocks], "tools": [each | {"input_schema": NO_PARAMETERS} for each in tools]}
+            counted = client.post("/v1/messages/count_tokens", json=message).json()["input_tokens"]
+            assert (older, inputs, counted) == (tokens, len(tokens), len(tokens))
+            prompt = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+            assert '"name": "weather", "arguments": {"city": "Rome"}' in prompt
+            assert "rain" in prompt
 
 
 def test_a_call_with_half_of_a_surrogate_pair_is_part_of_a_history(http: httpx.Client) -> None:

@@ -14,6 +14,8 @@ from clients import post, show_an_engine, wait_until
 from sse_client import completion_text
 from stack import NAME, Server, Stack
 
+from cli import status
+from services.errors import OrcaError
 from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
@@ -121,6 +123,8 @@ def test_an_outage_of_the_pool(tmp_path: Path, tiny_folder: Path) -> None:
         check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
         check(http.get("/ready"), 503, "pool_unavailable")
         assert http.get("/health").status_code == 200
+        with pytest.raises(OrcaError, match=r"no figures: .*The request pool does not answer"):
+            status.run(["--url", stack.url])
         server.call(server.server.start())
         assert completion_text([*begun, *lines]) == "SLOWabc " * 10
         assert http.post("/v1/completions", json=BODY).status_code == 200

@@ -23,6 +23,7 @@ from tests.peers.catalogue import Suite, chosen
 from tests.peers.sources import VARIABLE, checkout
 
 SCRIPTS = Path(__file__).parent / "scripts"
+GREEDY = '{"temperature": 0}'  # where a test does not say it, so that each run has the same answers
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
         sys.exit(str(error))
     entries = judge.read()
     with contextlib.ExitStack() as stack:
-        url = options.url or stack.enter_context(start_server(stack)).url
+        url = options.url or stack.enter_context(start_server(stack, "--override-generation-config", GREEDY)).url
         told = environment_of(url, "default")
         verdicts = [_run(suite, Environments(options.folder), told, options.folder, entries) for suite in suites]
     print("\n" + judge.table(verdicts))
@@ -47,7 +48,7 @@ def _options() -> argparse.Namespace:
         "python -m tests.peers", description=__doc__, epilog=f"{VARIABLE}: a folder of git mirrors, as OWNER/NAME"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="suites whose name begins so; all without")
-    parser.add_argument("--url", help="a server of the default model that runs already, in float32")
+    parser.add_argument("--url", help="a server that runs already: of the default model, float32, greedy by default")
     parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="for environments, sources and logs")
     parser.add_argument("--markdown", type=Path, help="a document whose rows of these suites are replaced")
     return parser.parse_args()
@@ -57,7 +58,7 @@ def _run(
     suite: Suite, environments: Environments, told: dict[str, str], folder: Path, entries: Sequence[judge.Entry]
 ) -> judge.Verdict:
     print(f"{suite.name} {suite.version}", flush=True)
-    left_out = [entry.file for entry in entries if entry.suite == suite.name and entry.file]
+    left_out = [entry.expression for entry in entries if entry.suite == suite.name and entry.of_files]
     try:
         source = checkout(suite.source, folder) if suite.source else SCRIPTS
         command = environments.command(suite.client, SCRIPTS / suite.client.script)
@@ -66,10 +67,11 @@ def _run(
         return judge.verdict(suite, outcome.Outcome(suite.client, missing=str(error)), entries)
     with tempfile.TemporaryDirectory() as scratch:
         more = {"ORCA_SUITE": str(source), "ORCA_LEFT_OUT": json.dumps(left_out), "ORCA_SCRATCH": scratch}
-        log = folder / f"{suite.client.script}.log"
-        verdict = judge.verdict(suite, outcome.run(suite.client, command, told | more, log), entries)
-    for step in verdict.failed:
-        print(f"  FAILED {step.name}: {step.detail}", flush=True)
+        log = folder / f"{suite.name}.log"
+        ran = outcome.run(
+            suite.client, command, told | more, log, lambda step: print(judge.line(suite, step, entries), flush=True)
+        )
+    verdict = judge.verdict(suite, ran, entries)
     for entry in verdict.needless:
         print(f"  can go from {judge.LIST.name}, no test that fails fits it: {entry.pattern}", flush=True)
     print(f"  all that was said: {log}", flush=True)

@@ -39,21 +39,16 @@ LANGCHAIN = (
     "langchain-anthropic==1.7.10",
     "pytest-timeout==2.4.0",
 )
-LLAMA = (
-    *PYTEST,
-    "requests==2.32.5",
-    "openai==2.14.0",
-    "wget==3.2",
-    "filelock==3.20.0",
-    "prometheus-client==0.22.1",
-    "aiohttp==3.13.2",
-    "numpy==2.3.5",
-)
-VLLM = (
+SERVERS = (
     *PYTEST,
     "openai==2.14.0",
     "anthropic==2.12.0",
     "requests==2.32.5",
+    "transformers==5.23.0",
+    "jinja2==3.1.6",
+    "wget==3.2",
+    "filelock==3.20.0",
+    "prometheus-client==0.22.1",
     "regex==2025.11.3",
     "jsonschema==4.25.1",
 )
@@ -65,10 +60,10 @@ SUITES = (
     ),
     Suite(Client("LangChain", "langchain_standard.py", LANGCHAIN, timeout=1800)),
     Suite(
-        Client("llama.cpp", "llama_cpp.py", LLAMA, timeout=1800),
+        Client("llama.cpp", "servers.py", SERVERS, timeout=1800),
         Source("ggml-org/llama.cpp", "b11312", ("tools/server/tests",)),
     ),
-    Suite(Client("vLLM", "vllm_server.py", VLLM, timeout=1800), Source("vllm-project/vllm", "v0.33.0", ("tests",))),
+    Suite(Client("vLLM", "servers.py", SERVERS, timeout=1800), Source("vllm-project/vllm", "v0.33.0", ("tests",))),
 )
 
 

@@ -17,19 +17,24 @@ RULE = "| --- | --- | --- | --- | --- |"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Tests of a suite that do not apply. `pattern` is compared with a test's whole name; `*` stands for any text."""
+    """Tests of a suite that do not apply, or files that are not run. `pattern` is compared with the whole name of one;
+    `*` stands for any text."""
 
     suite: str
     pattern: str
     reason: str
 
     def fits(self, name: str) -> bool:
-        return re.fullmatch(".*".join(map(re.escape, self.pattern.split("*"))), name, re.DOTALL) is not None
+        return re.fullmatch(self.expression, name, re.DOTALL) is not None
 
     @property
-    def file(self) -> str:
-        """The file that is not run at all; "" if the entry names tests."""
-        return self.pattern if self.pattern.endswith(".py") else ""
+    def expression(self) -> str:
+        """The pattern as a regular expression."""
+        return ".*".join(map(re.escape, self.pattern.split("*")))
+
+    @property
+    def of_files(self) -> bool:
+        return self.pattern.endswith(".py")
 
 
 def read(file: Path = LIST) -> list[Entry]:
@@ -45,7 +50,6 @@ class Verdict:
     suite: Suite
     passed: Sequence[Step] = ()
     listed: Sequence[Step] = ()
-    files: Sequence[str] = ()
     failed: Sequence[Step] = ()
     needless: Sequence[Entry] = ()
     missing: str = ""
@@ -56,16 +60,22 @@ def verdict(suite: Suite, outcome: Outcome, entries: Sequence[Entry]) -> Verdict
     if outcome.missing:
         return Verdict(suite, missing=outcome.missing)
     mine = [entry for entry in entries if entry.suite == suite.name]
-    tests = [entry for entry in mine if not entry.file]
-    listed = [step for step in outcome.failures if any(entry.fits(step.name) for entry in tests)]
+    listed = [step for step in outcome.failures if any(entry.fits(step.name) for entry in mine)]
     return Verdict(
         suite,
         [step for step in outcome.steps if step.passed],
         listed,
-        [entry.file for entry in mine if entry.file],
         [step for step in outcome.failures if step not in listed],
-        [entry for entry in tests if not any(entry.fits(step.name) for step in listed)],
+        [entry for entry in mine if not any(entry.fits(step.name) for step in listed)],
     )
+
+
+def line(suite: Suite, step: Step, entries: Sequence[Entry]) -> str:
+    """One test as it is printed when it ends."""
+    seen = verdict(suite, Outcome(suite.client, [step]), entries)
+    if seen.failed:
+        return f"  {step.name}: FAILED ({step.detail})"
+    return f"  {step.name}: {'passed' if seen.passed else 'not applicable'}"
 
 
 def table(verdicts: Sequence[Verdict], before: str = "") -> str:
@@ -89,5 +99,6 @@ def _kept(suite: Suite, before: str) -> str:
 def _row(v: Verdict) -> str:
     if v.missing:
         return f"| {v.suite.name} | {v.suite.version} | not run: {v.missing.replace('|', ' ')} | | |"
-    files = f", and {len(v.files)} files" if v.files else ""
-    return f"| {v.suite.name} | {v.suite.version} | {len(v.passed)} | {len(v.listed)}{files} | {len(v.failed)} |"
+    files = sum(step.name.endswith(".py") for step in v.listed)
+    listed = f"{len(v.listed) - files}" + (f", and {files} files" if files else "")
+    return f"| {v.suite.name} | {v.suite.version} | {len(v.passed)} | {listed} | {len(v.failed)} |"

@@ -25,12 +25,13 @@ def entry(pattern: str, suite: str = FIRST.name) -> judge.Entry:
 
 
 def test_what_fails_is_listed_or_failed_and_what_passes_needs_no_entry() -> None:
-    entries = [entry("image*"), entry("basic"), entry("gone"), entry("other", SECOND.name), entry("a/test_x.py")]
-    seen = judge.verdict(FIRST, outcome(basic=True, image_1=False, image_2=True, other=False), entries)
-    assert [step.name for step in seen.listed] == ["image_1"]
+    entries = [entry("image*"), entry("basic"), entry("gone"), entry("other", SECOND.name), entry("a/*.py")]
+    steps = {"basic": True, "image_1": False, "image_2": True, "other": False, "a/test_x.py": False}
+    seen = judge.verdict(FIRST, outcome(**steps), entries)
+    assert [step.name for step in seen.listed] == ["image_1", "a/test_x.py"]
     assert [step.name for step in seen.failed] == ["other"]
     assert [e.pattern for e in seen.needless] == ["basic", "gone"]
-    assert seen.files == ["a/test_x.py"]
+    assert "| 2 | 1, and 1 files | 1 |" in judge.table([seen])
 
 
 def test_only_a_star_stands_for_text() -> None:

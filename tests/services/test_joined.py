@@ -34,6 +34,7 @@ def test_no_keys_beside_keys() -> None:
     assert "no API keys (here they are required)" in line
     assert compared(keyed, [server(8002, api_key=("another",))]) == []
     assert compared(server(8001), [keyed]) == []  # the same server, which was killed and starts without keys
+    assert compared(server(), [server(), keyed]) == []  # a gateway of it that died after another one brought keys
 
 
 @pytest.mark.parametrize("other", [[b"a", b"bd"], [b"ab", b"c"], [b"a", b"bc", b"d"]])

@@ -143,6 +143,7 @@ def test_the_weights_of_each_living_engine_are_on_the_page() -> None:
     assert [samples["orca:weight_bytes", labels(engine=str(i))] for i in range(2)] == [10, 11]
     assert samples["orca:weights_info", labels(engine="0", weights="as 0")] == 1
     assert len([name for name, _ in samples if name == "orca:weights_info"]) == 2
+    assert samples["vllm:cache_config_info", labels(engine="1", block_size="16", num_gpu_blocks="8")] == 1
 
 
 def test_what_the_settings_ask_for_stands_beside_what_there_is() -> None:

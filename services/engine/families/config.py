@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.engine.checkpoints.methods import format_of
@@ -17,38 +18,55 @@ SERVED_LAYERS = frozenset(
     | {"hybrid", "hybrid_sliding", "mlp", "moe", "sparse", "dense"}
 )
 
+# Text parts that transformers has as models of their own under another type. Their rotary embeddings have three axes,
+# on which a text has the same positions.
+AS_TEXT = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+BOTH_WAYS = frozenset({"paligemma"})  # a token of the prompt attends to those behind it
+
 INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
 
 
 def load_config(folder: Path) -> Any:
-    """The config of the text model in `folder`, without its quantization: `open_folder` returns tensors that fit it.
-    Raises ModelError if it has a feature that is not served."""
-    return load_whole_config(folder).get_text_config()
+    """The config of the text model in `folder`, without its quantization: `open_folder` returns tensors that fit it. Of
+    a model that reads pictures or sounds too, it is the config of the text model alone.
 
-
-def load_whole_config(folder: Path) -> Any:
-    """The same of the model that the text model may be a part of."""
+    Raises ModelError if it has a feature that is not served.
+    """
     try:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True)
         config = whole.get_text_config()
     except (OSError, ValueError, KeyError) as error:
         words = " ".join(str(error).split())
         raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
+    kind = AS_TEXT.get(config.model_type, config.model_type)
+    _check(whole)
     _check(config)
-    if whole.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or whole.model_type in BOTH_WAYS:
         raise ModelError(
             f"{folder} is a {whole.model_type} model ({', '.join(whole.architectures or ['no architecture named'])}), "
-            "which transformers has not as a causal language model; name a folder with a model of text alone"
+            "whose text part transformers has not as a causal language model; name a folder with a model of text"
         )
+    if config is not whole:
+        config = _alone(config, kind, getattr(whole, "tie_word_embeddings", False))
     if "sliding_window" not in vars(type(config)()):  # left over from another type: its layers have none
         config.__dict__.pop("sliding_window", None)
     if format_of(folder):  # raises for a method that is not served
         if config.model_type in INPUTS_FIRST:
             raise ModelError(f"{config.model_type}: quantized checkpoints of weights [inputs, outputs] are not served")
         for each in ("quantization_config", "compression_config"):
-            for part in (whole, config):
-                part.__dict__.pop(each, None)
-    return whole
+            config.__dict__.pop(each, None)
+    return config
+
+
+def _alone(part: Any, kind: str, tied: bool) -> Any:
+    """The config of type `kind` of a text model that is a part of another. `tied`: whether the whole model's logits are
+    made by its embedding, which transformers takes from the whole's config."""
+    fields = {name: value for name, value in part.to_dict().items() if name not in ("model_type", "architectures")}
+    return CONFIG_MAPPING[kind].from_dict({**fields, "tie_word_embeddings": tied})
 
 
 def _check(config: Any) -> None:

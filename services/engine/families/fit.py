@@ -13,7 +13,7 @@ from services import wire
 from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.quantized import Weight
 from services.engine.families.registry import FAMILIES, identity
-from services.engine.families.tensors import Checkpoint, header
+from services.engine.families.tensors import Checkpoint, header, text_name
 from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
 from services.errors import ModelError
@@ -57,11 +57,11 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     from transformers.utils import logging
 
-    from services.engine.families.config import load_whole_config
+    from services.engine.families.config import load_config
 
-    config = load_whole_config(folder)
-    published = FAMILIES[config.get_text_config().model_type].published
-    own = {published(name): name for name in tensors.names}
+    config = load_config(folder)
+    published = FAMILIES[config.model_type].published
+    own = {published(text_name(name)): name for name in tensors.names}
     shapes = {name: torch.empty(tensors.shape(stored), device="meta") for name, stored in own.items()}
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what does not fit is an error here, with a sentence of its own

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from services.engine.families.llama import Llama, rotary_frequencies, windows_of
 from services.engine.families.spec import Activation, DecoderSpec, HeadsSpec
-from services.engine.families.values import GroupFormat
 from services.engine.families.weights import InputsOfLayersWeights, LayerInputsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
 
@@ -16,11 +15,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 class Gemma4(Llama):
     """Gemma 3's layers, with other heads in layers without a window, a factor of x behind each layer, and norms of
     values. Norms multiply by their weight. E2B and E4B have inputs of layers, and layers that attend to the keys of
-    others. In others, layers without a window have keys as values.
-
-    A whole model of text and pictures has the same tensors under other names."""
-
-    wholes: ClassVar[frozenset[str]] = frozenset({"gemma4", "gemma4_unified"})
+    others. In others, layers without a window have keys as values."""
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
@@ -69,7 +64,7 @@ class Gemma4(Llama):
 
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
-        spec, layer = self._spec, f"{self._stem}.layers.{index}"
+        spec, layer = self._spec, f"model.layers.{index}"
         inner = self._shard.of(spec.intermediate_of(index))
         scale = self._optional(f"{layer}.layer_scalar")
         return LayerWeights(
@@ -89,21 +84,10 @@ class Gemma4(Llama):
 
     def inputs_of_layers(self) -> InputsOfLayersWeights:
         """See DecoderWeights."""
-        table = f"{self._stem}.embed_tokens_per_layer.weight"
-        projection = self._whole(f"{self._stem}.per_layer_model_projection")
-        norm = self._norm(f"{self._stem}.per_layer_projection_norm")
+        table = "model.embed_tokens_per_layer.weight"
+        projection = self._whole("model.per_layer_model_projection")
+        norm = self._norm("model.per_layer_projection_norm")
         return InputsOfLayersWeights(self._table(table), table, projection, norm)
-
-    @property
-    def groups(self) -> dict[str, GroupFormat]:
-        """See DecoderWeights; by the names that the text model alone has."""
-        return {name.replace(f"{self._stem}.", "model.", 1): form for name, form in super().groups.items()}
-
-    @property
-    def _stem(self) -> str:
-        """See Llama; of the text part of a whole model, too."""
-        whole = "model.language_model"
-        return whole if f"{whole}.embed_tokens.weight" in self._tensors else "model"
 
     def _products(self, index: int, attention: str) -> tuple[list[str], list[RowRange]]:
         """The names of the products of a layer's input, and this shard's rows of each."""

@@ -27,17 +27,12 @@ class Llama(DecoderWeights):
     @property
     def embedding_name(self) -> str:
         """See DecoderWeights."""
-        return f"{self._stem}.embed_tokens.weight"
+        return "model.embed_tokens.weight"
 
     @property
     def last_norm_name(self) -> str:
         """See DecoderWeights."""
-        return f"{self._stem}.norm"
-
-    @property
-    def _stem(self) -> str:
-        """What the names of the model's tensors begin with."""
-        return "model"
+        return "model.norm"
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:

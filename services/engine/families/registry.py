@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,7 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
         return wire.unpack(DecoderSpec, file.read_bytes())
     from services.engine.families.config import load_config
 
-    config = load_config(folder)
-    kind, family = json.loads((folder / "config.json").read_text()).get("model_type"), FAMILIES.get(config.model_type)
-    read = kind == config.model_type or (family and kind in family.wholes)
-    spec = spec_of(config) if read else None  # the text part of another model has other names of tensors
+    spec = spec_of(load_config(folder))
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))

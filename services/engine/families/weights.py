@@ -99,8 +99,6 @@ class DecoderWeights(ABC):
 
     # What a family implements.
 
-    wholes: ClassVar[frozenset[str]] = frozenset()  # transformers' `model_type` of models whose text part it reads, too
-
     @classmethod
     def published(cls, name: str) -> str:
         """The name by which transformers knows a tensor of a checkpoint, where a tool has written another."""

@@ -1,16 +1,15 @@
 -- Gives a seat to an owner under a new epoch, if the seat is free, its lease has expired, or its epoch is known to be dead.
 -- include: seats gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  seat
---      2  owner
---      3  lease, us
---      4  epoch that is known to be dead, or ""
---      5  nonce
---      6  number that the new epoch has to exceed
+-- Arguments
+--   seat, owner
+--   lease       us
+--   dead_epoch  an epoch that is known to be dead, or ""
+--   nonce       part of the new epoch
+--   after       number that the new epoch has to exceed
 -- Reply   {1, epoch, owner, 1 if the seat is surplus}; or {0, epoch, owner, the same} of the holder while its lease lives.
 --         A repeat by the owner before its first exchange gets the same epoch again.
-local seat, owner = ARGV[1], ARGV[2]
+local seat, owner = args.seat, args.owner
 local seat_key = P .. "seat:" .. seat
 begin()
 forget_expired_gateways()
@@ -18,7 +17,7 @@ local wake = cancel_abandoned_groups()
 wake = end_overdue_groups() or wake
 wake = reclaim_expired_seats() > 0 or wake
 local held = redis.call("HMGET", seat_key, "epoch", "owner", "call")
-if held[1] and held[1] == ARGV[4] then
+if held[1] and held[1] == args.dead_epoch then
   redis.call("HSET", seat_key, "dead", held[1])
   wake = reclaim_seat(seat) > 0 or wake
   held[1] = false
@@ -31,12 +30,12 @@ end
 if held[1] then
   return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2], is_surplus(seat) and 1 or 0 }
 end
-if tick <= tonumber(ARGV[6]) then
-  tick = tonumber(ARGV[6]) + 1
+if tick <= args.after then
+  tick = args.after + 1
   redis.call("HSET", META, "tick", tick)
 end
-local epoch = string.format("%.0f:%s", tick, ARGV[5])
-redis.call("HSET", seat_key, "epoch", epoch, "owner", owner, "lease", ARGV[3], "call", 0)
-redis.call("ZADD", LEASES, now + tonumber(ARGV[3]), seat)
+local epoch = string.format("%.0f:%s", tick, args.nonce)
+redis.call("HSET", seat_key, "epoch", epoch, "owner", owner, "lease", args.lease, "call", 0)
+redis.call("ZADD", LEASES, now + args.lease, seat)
 redis.call("ZADD", SEATS, "+inf", seat)
 return { 1, epoch, owner, is_surplus(seat) and 1 or 0 }

@@ -1,12 +1,12 @@
 -- Cancels a group. Its waiting sequences end at once; its running ones are listed for their seats until they end.
 -- include: cancellation gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  request
+-- Arguments
+--   request
 -- Reply   1, or 0 if the group is unknown or has ended
 begin()
 forget_expired_gateways()
-local open = cancel_group(ARGV[1])
+local open = cancel_group(args.request)
 publish_events()
 save_counts()
 if open then

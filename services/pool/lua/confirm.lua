@@ -2,7 +2,6 @@
 -- only reads would not do: WAIT then waits for the connection's last write.
 -- include: begin
 --
--- KEYS 1  the pool's prefix
 -- Reply   1
 begin()
 return 1

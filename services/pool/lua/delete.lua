@@ -1,10 +1,10 @@
 -- Drops an ended group. A group that has not ended is cancelled, hidden from now on, and dropped at its end.
 -- include: cancellation gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  request
+-- Arguments
+--   request
 -- Reply   1, or 0 if the group is unknown or hidden
-local key = P .. "group:" .. ARGV[1]
+local key = P .. "group:" .. args.request
 begin()
 forget_expired_gateways()
 local group = redis.call("HMGET", key, "open", "deleted", "key")
@@ -12,7 +12,7 @@ if not group[1] or group[2] then
   return 0
 end
 if group[1] == "0" then
-  drop_group(ARGV[1])
+  drop_group(args.request)
   save_counts()
   return 1
 end
@@ -21,7 +21,7 @@ if group[3] then
   redis.call("HDEL", key, "key")
 end
 redis.call("HSET", key, "deleted", 1)
-cancel_group(ARGV[1])
+cancel_group(args.request)
 publish_events()
 save_counts()
 wake_idle_seats()

@@ -1,15 +1,15 @@
 -- How many engines a cluster is to have, and which seats it has.
 -- include: begin
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  cluster
---      2  number of engines in the configuration of the caller
---      3  1 if the configuration was just read: if it differs from the one read before, it replaces the number that
---         `scale` has set; 0: it counts only while the pool has no number
+-- Arguments
+--   cluster
+--   configured  number of engines in the configuration of the caller
+--   announce    whether the configuration was just read: if it differs from the one read before, it replaces the number
+--               that `scale` has set; otherwise it counts only while the pool has no number
 -- Reply   {number of engines, [index of a seat, ...]}; surplus seats have an index from the number of engines on
-local cluster, configured = ARGV[1], ARGV[2]
+local cluster, configured = args.cluster, args.configured
 local wanted = redis.call("HGET", WANTED, cluster)
-if not wanted or ARGV[3] == "1" and redis.call("HGET", CONFIGURED, cluster) ~= configured then
+if not wanted or args.announce and tonumber(redis.call("HGET", CONFIGURED, cluster)) ~= configured then
   begin()
   redis.call("HSET", WANTED, cluster, configured)
   redis.call("HSET", CONFIGURED, cluster, configured)

@@ -1,16 +1,16 @@
 -- Renews a gateway's registration and adds its counters to the pool's.
 -- include: cancellation gateways counters
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  gateway
---      2  call number, one above that of the previous heartbeat; the same number is a repeat
---      3  counters: msgpack [name, increment (as text), ...]
---      4  us until the registration expires
---      5  gauges of the gateway (opaque)
---      6  what the gateway says of its settings (opaque)
+-- Arguments
+--   gateway
+--   call      number, one above that of the previous heartbeat; the same number is a repeat
+--   counters  [name, increment (as text), ...]
+--   ttl       us until the registration expires
+--   gauges    of the gateway (opaque)
+--   settings  what the gateway says of its settings (opaque)
 -- Reply   1; or 0 if the gateway may have missed events, because it was unknown since its last heartbeat or the server
 --         lost heartbeats that it had answered. A repeat gets the first reply again.
-local gateway, call = ARGV[1], tonumber(ARGV[2])
+local gateway, call = args.gateway, args.call
 local gateway_key = P .. "gateway:" .. gateway
 begin()
 forget_expired_gateways()
@@ -22,14 +22,15 @@ if end_overdue_groups() or cancelled then
 end
 register_gateway(gateway)
 redis.call("HSETNX", META, "created", math.floor(now / 1000000))
-redis.call("ZADD", GATEWAYS, now + tonumber(ARGV[4]), gateway)
+redis.call("ZADD", GATEWAYS, now + args.ttl, gateway)
 local earlier = redis.call("HMGET", gateway_key, "call", "known", "fresh")
 local last = tonumber(earlier[1] or 0)
 if call <= last then
   return tonumber(earlier[2])
 end
-add_counters(ARGV[3])
+add_counters(args.counters)
 local known = not earlier[3] and call == last + 1 and 1 or 0
-redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", ARGV[5], "settings", ARGV[6])
+redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", args.gauges,
+  "settings", args.settings)
 redis.call("HDEL", gateway_key, "fresh")
 return known

@@ -2,18 +2,17 @@
 -- token is missed in between.
 -- include: gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  gateway
---      2  msgpack [[id, index], ...]
+-- Arguments
+--   gateway
+--   wanted   [[id, index], ...]
 -- Reply   for each: {} if unknown, else {prompt tokens, index, tokens from that index on (packed), log probabilities from
 --         that index on, end (opaque) or ""}; the index is lower than the requested one if the pool holds fewer tokens
-local gateway = ARGV[1]
-local wanted = cmsgpack.unpack(ARGV[2])
+local gateway = args.gateway
 begin()
 forget_expired_gateways()
 register_gateway(gateway)
 local snapshots = {}
-for i, want in ipairs(wanted) do
+for i, want in ipairs(args.wanted) do
   local id = want[1]
   local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "prompt_len", "end", "group")
   if sequence[1] then

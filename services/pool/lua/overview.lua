@@ -1,7 +1,6 @@
 -- Describes the pool to an observer. Changes nothing, not even the stamp.
 -- include: counts
 --
--- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", [gateway, gauges or "", ...], [name, sum, ...],
 --          [[seat, 1 if its lease is valid, running, figures or "", gauges or "", summary or "", owner or "", epoch or ""],
 --          ...], 1 if the server's memory is full, [cluster, number of engines that it is to have, ...],

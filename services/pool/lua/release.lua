@@ -2,34 +2,33 @@
 -- engine was removed is forgotten.
 -- include: seats gateways counters
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  seat
---      2  epoch
---      3  ids that were in an iteration when the seat's engine died: msgpack
---      4  1 if the owner has removed the engine
---      5  counters: msgpack [name, increment (as text), ...]
+-- Arguments
+--   seat, epoch
+--   struck    ids that were in an iteration when the seat's engine died
+--   removed   whether the owner has removed the engine
+--   counters  [name, increment (as text), ...]
 -- Reply   1, also to a repeat while no later owner gives the seat back; or 0, with nothing written, if the epoch is not
 --         the seat's
-local seat = ARGV[1]
+local seat, epoch = args.seat, args.epoch
 begin()
 forget_expired_gateways()
 local held = redis.call("HMGET", P .. "seat:" .. seat, "epoch", "released")
-if held[1] ~= ARGV[2] then
-  return held[2] == ARGV[2] and 1 or 0
+if held[1] ~= epoch then
+  return held[2] == epoch and 1 or 0
 end
-for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
+for _, id in ipairs(args.struck) do
   if redis.call("SISMEMBER", P .. "running:" .. seat, id) == 1 then
     strike(seat, id, 0)
   end
 end
-redis.call("HSET", P .. "seat:" .. seat, "released", ARGV[2])
+redis.call("HSET", P .. "seat:" .. seat, "released", epoch)
 if vacate_seat(seat, 0) > 0 then
   wake_idle_seats()
 end
-if ARGV[4] == "1" and is_surplus(seat) then
+if args.removed and is_surplus(seat) then
   forget_seat(seat)
 end
 publish_events()
 save_counts()
-add_counters(ARGV[5])
+add_counters(args.counters)
 return 1

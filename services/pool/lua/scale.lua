@@ -2,11 +2,11 @@
 -- now on.
 -- include: notify
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  cluster
---      2  number of engines
+-- Arguments
+--   cluster
+--   engines  how many
 -- Reply   1
 begin()
-redis.call("HSET", WANTED, ARGV[1], ARGV[2])
+redis.call("HSET", WANTED, args.cluster, args.engines)
 wake_idle_seats()
 return 1

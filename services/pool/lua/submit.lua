@@ -1,39 +1,40 @@
 -- Puts a group of sequences into the pool, all or none, and makes the gateway listen to them.
--- include: bounds turns gateways notify
+-- include: bounds turns gateways notify needs
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  request (the group's id)
---      2  gateway
---      3  field of the idempotency key (<tenant> NUL <key>), or ""
---      4  body (opaque)
---      5  group: msgpack {bytes, inputs (msgpack), [prompt (packed tokens), ...], [sampling (opaque), ...],
---         [[id, number of its prompt, prompt + new tokens (text), asked (msgpack), tokens that it has already (packed),
---         their log probabilities [opaque, ...]], ...]}; README.md describes inputs and asked
---      6  bounds: msgpack {of all tenants, of this tenant, seconds that a sequence may be expected to wait}; the first two
---         are [waiting sequences, waiting prompt tokens, streams, bytes, ended groups], 0 for no bound
---      7  us that an ended group is kept
---      8  tenant
---      9  10  1 if resumable, 1 if in the background
---     11  grace, us
---     12  class; the lowest goes first
---     13  target of the time from arrival to the first token, us; 0: none
---     14  us that one class is worth in the queue, or "" to order by arrival alone
---     15  us since the arrival of a request that the pool lost; else 0
---     16  us added to its rank
---     17  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
---     18  its trace context (opaque), or ""
+-- Arguments
+--   request        the group's id
+--   gateway, tenant
+--   key            field of the idempotency key (<tenant> NUL <key>), or false
+--   body           opaque
+--   bytes          that the group counts for
+--   inputs         msgpack; README.md describes it and `asked`
+--   prompts        [packed tokens, ...]
+--   samplings      [opaque, ...]
+--   sequences      [[id, number of its prompt, prompt + new tokens, asked (msgpack), tokens that it has already (packed),
+--                  their log probabilities [opaque, ...], features that it needs [name, ...]], ...]
+--   bounds         {of all tenants, of this tenant, seconds that a sequence may be expected to wait}; the first two are
+--                  [waiting sequences, waiting prompt tokens, streams, bytes, ended groups], 0 for no bound
+--   keep_ended     us that an ended group is kept
+--   resumable, background
+--   grace          us
+--   priority       its class; the lowest goes first
+--   ttft           target of the time from arrival to the first token, us; 0: none
+--   ranked         whether it is ranked by its class and target, not by its arrival alone
+--   ageing         us that one class is worth in the queue; 0: the order is by arrival alone
+--   waited         us since the arrival of a request that the pool lost; else 0
+--   queue_timeout  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
+--   trace          its trace context (opaque), or ""
 -- Reply   {request under which the group lives, 1 if it existed, {} or the refusal (see fragments/bounds.lua)};
 --         the error OOM if the server's memory is full and the group does not exist
-local request, gateway, key, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
-local bytes, inputs, prompts, samplings, sequences = unpack(cmsgpack.unpack(ARGV[5]))
-local bounds = cmsgpack.unpack(ARGV[6])
+local request, gateway, key, tenant = args.request, args.gateway, args.key, args.tenant
+local prompts, samplings, sequences, bytes = args.prompts, args.samplings, args.sequences, args.bytes
 local full = memory_full()
 begin()
 forget_expired_gateways()
-drop_expired_groups(tonumber(ARGV[7]))
+drop_expired_groups(args.keep_ended)
 
 local earlier = redis.call("EXISTS", P .. "group:" .. request) == 1 and request
-  or key ~= "" and redis.call("HGET", IDEMPOTENCY, key)
+  or key and redis.call("HGET", IDEMPOTENCY, key)
 if earlier then
   register_gateway(gateway)
   for _, id in ipairs(cmsgpack.unpack(redis.call("HGET", P .. "group:" .. earlier, "ids"))) do
@@ -53,12 +54,12 @@ local prompt_tokens = 0
 for _, sequence in ipairs(sequences) do
   prompt_tokens = prompt_tokens + #prompts[sequence[2]] / 4
 end
-local arrival = now - tonumber(ARGV[15])
-local rank = ARGV[14] ~= "" and arrival + tonumber(ARGV[12]) * tonumber(ARGV[14]) + tonumber(ARGV[13])
-local stream = ARGV[10] == "0" and ARGV[16] == "0" and 1 or 0
+local arrival, priority, ageing = now - args.waited, args.priority, args.ageing
+local rank = args.ranked and arrival + priority * ageing + args.ttft
+local stream = not args.background and not is_line(priority) and 1 or 0
 -- a request that the pool lost had passed this check
-local refusal = stream == 1 and ARGV[15] == "0" and refuse_for_wait(tenant, bounds[3], rank)
-  or refuse_for_bounds(tenant, bounds, { #sequences, prompt_tokens, stream, bytes })
+local refusal = stream == 1 and args.waited == 0 and refuse_for_wait(tenant, args.bounds[3], rank)
+  or refuse_for_bounds(tenant, args.bounds, { #sequences, prompt_tokens, stream, bytes })
 if refusal then
   save_counts()
   return { request, 0, refusal }
@@ -71,15 +72,19 @@ elseif not rank then
   rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
   redis.call("HSET", META, "rank", rank + #sequences - 1)
 end
-rank = rank + tonumber(ARGV[16])
-local class = ARGV[16] ~= "0" and "lines"
-  or ARGV[14] ~= "" and string.format("%s %s %.0f", ARGV[12], ARGV[14], arrival)
+if is_line(priority) then
+  rank = rank + BEHIND
+end
+local class = class_for_the_build_before(priority, ageing, arrival)
 local ids = {}
 for i, sequence in ipairs(sequences) do
-  local id, prompt, max_tokens, asked, tokens, logprobs = unpack(sequence)
+  local id, prompt, max_tokens, asked, tokens, logprobs, needs = unpack(sequence)
   ids[i] = id
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
-    "prompt_len", #prompts[prompt] / 4, "tokens_max", max_tokens, "asked", asked)
+    "prompt_len", #prompts[prompt] / 4, "tokens_max", far_if(needs, max_tokens), "asked", asked)
+  if #needs > 0 then
+    redis.call("HSET", P .. "seq:" .. id, "needs", cmsgpack.pack(needs))
+  end
   if tokens ~= "" then
     redis.call("SET", P .. "tok:" .. id, tokens)
   end
@@ -89,18 +94,18 @@ for i, sequence in ipairs(sequences) do
   if class then
     redis.call("HSET", P .. "seq:" .. id, "class", class)
   end
-  enqueue(tenant, id, rank + i - 1)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
 local group_key = P .. "group:" .. request
-redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs,
-  "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9], "background", ARGV[10], "grace", ARGV[11],
-  "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
-if ARGV[18] ~= "" then
-  redis.call("HSET", group_key, "trace", ARGV[18])
+redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", args.inputs,
+  "body", args.body, "tenant", tenant, "stream", stream, "resumable", args.resumable and 1 or 0,
+  "background", args.background and 1 or 0, "grace", args.grace, "priority", priority, "ttft", args.ttft,
+  "ageing", ageing, "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
+if args.trace ~= "" then
+  redis.call("HSET", group_key, "trace", args.trace)
 end
-if ARGV[17] ~= "0" then
-  redis.call("ZADD", DEADLINES, arrival + tonumber(ARGV[17]), request)
+if args.queue_timeout > 0 then
+  redis.call("ZADD", DEADLINES, arrival + args.queue_timeout, request)
 end
 for i = 2, #prompts do
   redis.call("HSET", group_key, "prompt" .. i, prompts[i])
@@ -108,10 +113,13 @@ end
 for i = 2, #samplings do
   redis.call("HSET", group_key, "sampling" .. i, samplings[i])
 end
-count_waiting(tenant, class, #ids, prompt_tokens, 1)
+for i, id in ipairs(ids) do
+  enqueue(tenant, id, rank + i - 1)
+end
+count_waiting(tenant, priority, #ids, prompt_tokens, 1)
 add_to_counts(tenant, "streams", stream)
 add_to_counts(tenant, "bytes", bytes)
-if key ~= "" then
+if key then
   redis.call("HSET", group_key, "key", key)
   redis.call("HSET", IDEMPOTENCY, key, request)
 end

@@ -2,11 +2,10 @@
 -- is cancelled after its grace, or is cancelled at once, as its submission says.
 -- include: cancellation gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  gateway
---      2  request
+-- Arguments
+--   gateway, request
 -- Reply   1, or 0 if the group is unknown or has ended
-local gateway, request = ARGV[1], ARGV[2]
+local gateway, request = args.gateway, args.request
 begin()
 forget_expired_gateways()
 local group = redis.call("HMGET", P .. "group:" .. request, "ids", "open", "resumable", "background")

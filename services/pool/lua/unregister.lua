@@ -1,10 +1,10 @@
 -- Forgets a gateway that shuts down, with its stream.
 -- include: gateways
 --
--- KEYS 1  the pool's prefix
--- ARGV 1  gateway
+-- Arguments
+--   gateway
 -- Reply   1
 begin()
-forget_gateway(ARGV[1])
+forget_gateway(args.gateway)
 abandon_orphans()
 return 1

@@ -246,7 +246,8 @@ class ReferencePool(SeatRules):
             requeued += self._requeue_all_but(seat, exchange.holds, ended, reply)
         else:
             reply.lost = exchange.call > seat.call + 1
-        seat.longest = exchange.room.longest or seat.longest
+        if exchange.room.longest:
+            seat.longest, seat.features = exchange.room.longest, exchange.room.features
         abandoned = self._cancel_abandoned()
         requeued += self._reclaim_expired()
         overdue = self._end_overdue()
@@ -287,7 +288,7 @@ class ReferencePool(SeatRules):
             running=running,
             ended=len(self._sequences) - self._queues.waiting - running,
             bytes=sum(group.bytes for group in self._groups.values()),
-            figures=max(living, key=lambda f: f.longest, default=self._figures),
+            figures=max(living, key=lambda f: (f.longest, len(f.features)), default=self._figures),
             seats=seats,
             counters=dict(self._counters),
             gateways=len(gateways),

@@ -13,15 +13,15 @@ from services.overview import Seat as SeatView
 from services.pool.limits import behind
 from services.pool.reference.bounds import BoundRules
 from services.pool.reference.state import LastReply, Seat, Sequence
-from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE
-from services.requests import BATCH_CLASS, Tenure
+from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE, UNSERVED
+from services.requests import BATCH_CLASS, Tenure, needs_of
 from services.seats import cluster_of, engine_of
 
 SEAT_KEPT = 3600.0
 MAX_STRIKES = 3
 MAX_SOFT_STRIKES = 6
 SUSPECT = 2  # strikes from which on a scheduler runs a sequence alone
-RETURN_TIME = 60.0  # seconds within which a seat that lost its owner may have one again
+RETURN_TIME = 900.0  # seconds within which a seat that lost its owner may have one again: a start may take so long
 
 
 class SeatRules(BoundRules):
@@ -78,12 +78,12 @@ class SeatRules(BoundRules):
         while sequence := self._queues.next():
             if len(claimed) >= room.requests + room.guests + sum(r for _, r, _ in room.yields):
                 break
-            if 0 < room.longest < sequence.max_tokens:
-                if sequence.max_tokens > self._longest_elsewhere(seat):
-                    self._queues.dequeue(sequence, self._now)
-                    self._end(sequence, TOO_LARGE)
-                else:
+            if not _can_serve(room, sequence):
+                if any(not other.longest or _can_serve(other, sequence) for other in self._others(seat)):
                     self._queues.skip(sequence)
+                else:
+                    self._queues.dequeue(sequence, self._now)
+                    self._end(sequence, UNSERVED if needs_of(sequence.new.sampling) else TOO_LARGE)
                 continue
             yielded = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
             requests, blocks = requests - 1, blocks - sequence.blocks(room)
@@ -102,11 +102,10 @@ class SeatRules(BoundRules):
         self._queues.end_claim(self._now)
         return claimed
 
-    def _longest_elsewhere(self, seat: Seat) -> float:
-        """The most tokens that fit into the engine of another seat that has an owner or may soon have one again."""
+    def _others(self, seat: Seat) -> list[Seat]:
+        """Return the other seats that have an owner or may soon have one again."""
         others = [other for other in self._seats.values() if other is not seat]
-        able = [o for o in others if o.epoch is not None or o.vacant_since + RETURN_TIME >= self._now]
-        return max((other.longest or inf for other in able), default=0)
+        return [o for o in others if o.epoch is not None or o.vacant_since + RETURN_TIME >= self._now]
 
     def _exchange_reply(self, seat: Seat, reply: LastReply) -> ExchangeReply:
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)
@@ -192,3 +191,9 @@ class SeatRules(BoundRules):
         alive = seat.epoch is not None and seat.expires > self._now
         running, gauges = len(seat.running), dict(seat.gauges)
         return SeatView(seat.name, alive, seat.figures, running, gauges, seat.summary, seat.owner, seat.epoch or "")
+
+
+def _can_serve(engine: Room | Seat, sequence: Sequence) -> bool:
+    """Whether an engine has the size and the features that a sequence needs."""
+    fits = not engine.longest or sequence.max_tokens <= engine.longest
+    return fits and needs_of(sequence.new.sampling).keys() <= set(engine.features)

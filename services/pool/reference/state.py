@@ -165,6 +165,7 @@ class Seat:
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
     longest: int = 0  # tokens of a request that its engine can serve; 0: not known
+    features: tuple[str, ...] = ()
     released: str | None = None  # the last epoch that its owner gave back
 
 

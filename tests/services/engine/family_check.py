@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from driver import Driver, Job
@@ -28,9 +29,9 @@ def make_jobs(rng: random.Random, count: int = 8, vocab: int = 200, shortest: in
     ]
 
 
-def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
+def generate(folder: Path, jobs: list[Job], models: Any = AutoModelForCausalLM) -> list[list[int]]:
     """The tokens of transformers alone, one request at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = models.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     outputs = []
     for job in jobs:
@@ -43,17 +44,21 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
 
 
 def check_family(
-    folder: Path, settings: EngineSettings = STOCK, shortest: int = 1, reference: Path | None = None
+    folder: Path,
+    settings: EngineSettings = STOCK,
+    shortest: int = 1,
+    reference: Path | None = None,
+    models: Any = AutoModelForCausalLM,
 ) -> Engine:
     """Jobs in order; in random batches and chunks, over scattered blocks and with preemptions; and interrupted and
-    continued by another engine with other blocks. `reference`: the folder that `generate()` reads. Returns the
-    engine."""
+    continued by another engine with other blocks. `reference`: the folder that `generate()` reads, as one of
+    `models`. Returns the engine."""
 
     def jobs() -> list[Job]:
         return make_jobs(random.Random(7), shortest=shortest)
 
     engine = Engine.load(folder, settings)
-    expected = generate(reference or folder, jobs())
+    expected = generate(reference or folder, jobs(), models)
     assert len({token for output in expected for token in output}) > 10  # one token again and again proves little
     assert [job.output for job in Driver(engine).run(jobs())] == expected
     assert [job.output for job in _preempted(engine, jobs(), random.Random(1))] == expected

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.grammars.schema_checks import MOST_OPTIONAL, check_schema
+from gateway.grammars.schema_document import SchemaDocument
 from services.errors import GrammarError
 from services.grammar import Grammars, Matcher
 from services.grammar.compiler import SLACK
@@ -215,7 +216,7 @@ def test_a_row_of_the_parser_is_bounded_in_the_engine_too(grammar: str, text: by
 def test_an_object_with_the_most_optional_properties_can_be_followed() -> None:
     names = [f"p{i}" for i in range(MOST_OPTIONAL)]
     schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "additionalProperties": False}
-    check_schema(schema)
+    check_schema(SchemaDocument(schema))
     matcher = grammars().matcher("start: %json " + json.dumps(schema))
     follow(matcher, json.dumps({names[0]: None, names[-1]: None}).encode())
     assert matcher.complete

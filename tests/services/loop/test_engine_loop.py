@@ -232,7 +232,7 @@ async def test_figures_are_sent_once_and_counters_add_up() -> None:
     assert sums["vllm:prompt_tokens|0"] == 35
     assert sums["vllm:generation_tokens|0"] == 6
     assert sums["vllm:request_success|0|length"] == 3
-    assert sums["vllm:iteration_tokens_total_sum|0"] == 30 + 2 + 6
+    assert sums["vllm:iteration_tokens_total_sum|0"] == 32 + 2 + 7  # as in vLLM, with the first tokens
     last = world.connection.sent[-1][1]
     assert last.gauges == {"ready": 1, "kv_usage": 0.0, "paused": 0, "batch_size": 2, "peak_batch_size": 2}
     assert last.summary == "iteration 3: 2 requests (1 initiation, 1 increment), 6 tokens, 100.0 ms"

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 import pytest
-from pool_helpers import WallClock
+from pool_helpers import Clock, ClockedPool
 
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
@@ -43,10 +43,10 @@ def any_url(request, servers):
 @pytest.fixture
 async def server_pools(server_url):
     """A function that makes an empty pool on a server. The same name gives the same pool."""
-    made = []
+    made, clock = [], Clock()
 
     async def make(limits=None, name=None):
-        pool = RequestPool(server_url, name or f"test-{next(_names)}", limits or Limits())
+        pool = ClockedPool(server_url, name or f"test-{next(_names)}", limits, clock)
         await pool.connect()
         made.append(pool)
         return pool
@@ -73,11 +73,12 @@ async def pools_of(sentinels):
 @pytest.fixture
 async def pools(any_url):
     """A function that makes an empty pool: on each kind of server, and of the reference model."""
-    made = []
+    made, clock = [], Clock()
 
     async def make(**limits):
         bounds = Limits(**limits)
-        pool = RequestPool(any_url, f"test-{next(_names)}", bounds) if any_url else ReferencePool(WallClock(), bounds)
+        name = f"test-{next(_names)}"
+        pool = ClockedPool(any_url, name, bounds, clock) if any_url else ReferencePool(clock, bounds)
         await pool.connect()
         made.append(pool)
         return pool

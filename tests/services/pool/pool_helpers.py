@@ -23,11 +23,17 @@ ROOM = Room(8, 64, 16)
 SINCE = 12  # index of `since` in the counts of lua/fragments/counts.lua
 
 
-class WallClock:
-    """Real time, as a server's clock gives it."""
+class Clock:
+    """The clock of a test's pools. It stands still but for `advance`; waits take real time."""
+
+    def __init__(self):
+        self.micros = round(time.time() * 1e6)
 
     def now(self):
-        return time.time()
+        return self.micros / 1e6
+
+    def advance(self, seconds):
+        self.micros += round(seconds * 1e6)
 
     async def sleep(self, seconds):
         await asyncio.sleep(seconds)
@@ -35,6 +41,19 @@ class WallClock:
     async def wait(self, awaitable, timeout):
         done, _ = await asyncio.wait([awaitable], timeout=timeout)
         return bool(done)
+
+
+class ClockedPool(RequestPool):
+    """A pool whose scripts get their time from a test's clock. Each call is 1 us later than the one before."""
+
+    def __init__(self, url, name, limits=None, clock=None):
+        super().__init__(url, name, limits)
+        self._clock = clock or Clock()
+
+    def _pack(self, name, /, **arguments):
+        super()._pack(name, **arguments)  # checks their names
+        self._clock.micros += 1
+        return pack(arguments | {"now": self._clock.micros})
 
 
 def sequence(id, prompt=(1, 2, 3), new=4, **sampling):
@@ -115,22 +134,9 @@ async def keys(pool):
     return {key.decode().removeprefix(pool._prefix) for key in found}
 
 
-async def let_time_pass(pool, seconds):
-    """Make the pool's state as if no call had come for so many seconds."""
-    if isinstance(pool, RequestPool):
-        run, prefix = pool._server.command, pool._prefix
-        await run("HINCRBY", f"{prefix}meta", "stamp", round(-seconds * 1e6))
-        for queue in ("gateways", "abandoned", "leases", "seats"):
-            for name in await run("ZRANGE", prefix + queue, 0, -1):
-                await run("ZINCRBY", prefix + queue, -seconds * 1e6, name)
-    else:
-        pool._stamp -= seconds
-        for one in (*pool._gateways.values(), *pool._seats.values()):
-            one.expires -= seconds
-        for seat in pool._seats.values():
-            seat.vacant_since -= seconds
-        for request in pool._abandoned:
-            pool._abandoned[request] -= seconds
+def let_time_pass(pool, seconds):
+    """Let so many seconds pass without a call."""
+    pool._clock.advance(seconds)
 
 
 async def let_wait(pool, seconds):

@@ -6,14 +6,12 @@ import itertools
 import time
 
 import pytest
-import redis
 from hypothesis.stateful import RuleBasedStateMachine, invariant
-from pool_helpers import FIGURES, WallClock, rung
+from pool_helpers import FIGURES, Clock, ClockedPool, rung
 
 from services.messages import Exchange
 from services.pool.limits import Bounds
 from services.pool.packing import unpack
-from services.pool.pool import RequestPool
 from services.pool.reference.pool import ReferencePool
 
 SEATS = ("c/0", "c/1")
@@ -24,21 +22,6 @@ UNIT = 10_000.0  # seconds, longer than any run; all that ranks a request is a m
 names = itertools.count()
 
 
-class ServerTime(WallClock):
-    """The server's time when it last ran a script that writes. The reference, which is called after the server, then
-    has the same time, however long the machine pauses between the two."""
-
-    def __init__(self, url, pool):
-        self._server, self._meta = redis.Redis.from_url(url), f"{pool._prefix}meta"
-
-    def now(self):
-        stamp = self._server.hget(self._meta, "stamp")
-        return float(stamp) / 1e6 if stamp else time.time()
-
-    def close(self):
-        self._server.close()
-
-
 class PoolPair(RuleBasedStateMachine):
     """The test sets `url`. Replies are compared without epochs, and times in multiples of UNIT."""
 
@@ -46,9 +29,9 @@ class PoolPair(RuleBasedStateMachine):
 
     def open(self, limits):
         self.loop = asyncio.new_event_loop()
-        self.real = RequestPool(self.url, f"model-{next(names)}", limits)
-        self.time = ServerTime(self.url, self.real)
-        self.reference = ReferencePool(self.time, limits)
+        self.clock = Clock()
+        self.real = ClockedPool(self.url, f"model-{next(names)}", limits, self.clock)
+        self.reference = ReferencePool(self.clock, limits)
         self.epochs = {}  # seat -> its epoch in both pools
         self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
         self.last = {}  # seat -> its last exchange
@@ -62,7 +45,6 @@ class PoolPair(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "loop"):
             self.loop.run_until_complete(self.real.close())
-            self.time.close()
             self.loop.close()
 
     def each(self, name, *args):

@@ -1,9 +1,8 @@
 """Deadlines: a request of which no sequence was claimed in time ends; once one was claimed, it has no deadline."""
 
-import asyncio
 from dataclasses import replace
 
-from pool_helpers import ROOM, Owner, all_events, commit, counts, group, keys, rung, stored
+from pool_helpers import ROOM, Owner, all_events, commit, counts, group, keys, let_time_pass, rung, stored
 
 from services.messages import TokenEvent
 from services.pool.limits import Limits
@@ -41,7 +40,7 @@ async def test_it_also_ends_while_no_seat_claims(pool):
 async def test_a_deadline_passes_while_the_group_waits(pool):
     await pool.submit(replace(group("soon"), queue_timeout=0.1))
     await pool.submit(replace(group("later"), queue_timeout=LONG))
-    await asyncio.sleep(0.1)
+    let_time_pass(pool, 0.1)
     await pool.heartbeat("gateway", 1, {})
     assert (await stored(pool, "soon/0")).end == TIMEOUT
     assert (await stored(pool, "later/0")).end is None
@@ -53,7 +52,7 @@ async def test_a_requeued_group_has_no_deadline(pool):
     await pool.submit(replace(group("r", n=2), queue_timeout=1.0))
     assert await owner.claim(replace(ROOM, requests=1)) == ["r/0"]
     await pool.release(owner.seat, owner.epoch)
-    await asyncio.sleep(1.0)
+    let_time_pass(pool, 1.0)
     await pool.heartbeat("gateway", 1, {})
     assert await (await Owner.take(pool)).claim() == ["r/0", "r/1"]
 

@@ -1,6 +1,5 @@
 """Expiry: an ended group stays readable for a time, and is dropped earlier if its bytes are needed."""
 
-import asyncio
 from dataclasses import replace
 
 from pool_helpers import CANCELLED, STOP, Owner, commit, counts, ended_size, group, keys, let_time_pass, size, stored
@@ -20,7 +19,7 @@ async def test_an_ended_group_expires_with_all_its_keys(pools):
     pool = await pools(keep_ended=KEEP)
     await _end(pool, "r", n=2, key="k")
     assert await pool.submit(group("other", key="k")) == SubmitReply("r", existed=True)
-    await asyncio.sleep(2 * KEEP)
+    let_time_pass(pool, 2 * KEEP)
     assert await pool.submit(group("other", key="k")) == SubmitReply("other")
     assert not (await stored(pool, "r/0")).known
     assert await pool.group("r") is None
@@ -32,7 +31,7 @@ async def test_an_exchange_drops_expired_groups_too(pools):
     pool = await pools(keep_ended=KEEP)
     owner = await Owner.take(pool)
     await _end(pool, "r")
-    await asyncio.sleep(2 * KEEP)
+    let_time_pass(pool, 2 * KEEP)
     await owner.exchange()
     assert await counts(pool) == (0, 0, 0)
 
@@ -43,7 +42,7 @@ async def test_a_group_stays_whole_until_its_last_sequence_has_ended(pools):
     owner = await Owner.take(pool)
     await owner.claim()
     await owner.exchange(commit("r/0", 0, 1, end=STOP))
-    await asyncio.sleep(2 * KEEP)
+    let_time_pass(pool, 2 * KEEP)
     await owner.exchange()
     assert (await stored(pool, "r/0")).tokens == [1]
     await owner.exchange(commit("r/1", 0, 2, end=STOP))
@@ -92,10 +91,10 @@ async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
         await pool.release(owner.seat, owner.epoch, ["struck/0"])
         owner = await Owner.take(pool)
         await owner.claim()
-    await asyncio.sleep(2 * KEEP)  # the registration of the orphan's gateway expires
+    let_time_pass(pool, 2 * KEEP)  # the registration of the orphan's gateway expires
     for cancelled in ((await owner.exchange()).cancelled, ["orphan/0"]):
         await owner.exchange(*(commit(id, 0, end=CANCELLED) for id in cancelled))
-        await asyncio.sleep(2 * KEEP)
+        let_time_pass(pool, 2 * KEEP)
     for gateway in ("gateway", "g-deleted", "g-deleted-later", "g-left", "g-struck"):
         await pool.unregister(gateway)
     await owner.exchange()
@@ -106,7 +105,7 @@ async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
     empty = {"meta", "counters", "seats", f"seat:{owner.seat}", "seat:idle"}
     assert await keys(pool) == empty | {"turn:default"}, "its counters expire by themselves"
     await pool._server.command("DEL", f"{pool._prefix}turn:default")
-    await let_time_pass(pool, 3601)
+    let_time_pass(pool, 3601)
     await Owner.take(pool, "another")
     assert await keys(pool) == {"meta", "counters", "seats", "leases", "seat:another"}
 
@@ -116,6 +115,6 @@ async def test_seats_without_an_owner_are_forgotten(pool):
         owner = await Owner.take(pool, seat)
         await pool.release(seat, owner.epoch)
     await Owner.take(pool, "c")
-    await let_time_pass(pool, 3601)
+    let_time_pass(pool, 3601)
     await pool.acquire("d", "me", 100)
     assert {seat.name for seat in (await pool.overview()).seats} == {"c", "d"}

@@ -1,6 +1,5 @@
 """Listeners: a group without one goes on, gets a grace or is cancelled, as its submission says."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -31,9 +30,9 @@ async def heartbeat(pool):
 
 
 async def die(pool, gateway="gateway"):
-    """Wait until the registration of the silent gateway has expired."""
+    """Let the registration of the silent gateway expire."""
     await pool.heartbeat(gateway, 1, {}, ttl=SHORT)
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
 
 
 async def test_a_group_without_a_listener_is_cancelled_at_once(pool):
@@ -83,7 +82,7 @@ async def test_a_background_group_needs_no_listener(impatient):
     await pool.submit(background("s"))
     await die(pool)
     await heartbeat(pool)
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (2, 0, 0)
 
@@ -95,7 +94,7 @@ async def test_a_resumable_group_is_cancelled_after_its_grace(impatient):
     await owner.claim(replace(ROOM, requests=1))
     await pool.unlisten("gateway", "r")
     assert await counts(pool) == (1, 1, 0)
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     reply = await owner.exchange(room=ROOM)
     assert (reply.cancelled, reply.claims) == (["r/0"], [])
     await owner.exchange(commit("r/0", 0, end=CANCELLED))
@@ -111,11 +110,11 @@ async def test_listening_again_within_the_grace_keeps_the_group(impatient, back)
         await pool.listen("other", {"r/0": 0})
     else:
         await pool.submit(replace(resumable("r"), gateway="other"))
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (1, 0, 0)
     await pool.unlisten("other", "r")
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (0, 0, 1)
 
@@ -125,7 +124,7 @@ async def test_a_repeated_unlisten_does_not_extend_the_grace(pools):
     await pool.submit(resumable("r"))
     for _ in range(6):
         await pool.unlisten("gateway", "r")
-        await asyncio.sleep(0.05)
+        let_time_pass(pool, 0.05)
     await heartbeat(pool)
     assert await counts(pool) == (0, 0, 1)
 
@@ -138,7 +137,7 @@ async def test_each_call_that_cancels_abandoned_groups_wakes_idle_seats(impatien
     await running.claim()
     await idle.exchange(idle=True)
     await pool.unlisten("gateway", "r")
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     if reaper == "exchange":
         assert (await running.exchange()).cancelled == ["r/0"]
     elif reaper == "acquire":
@@ -158,7 +157,7 @@ async def test_groups_of_a_dead_gateway_get_a_grace(impatient, submission):
     await die(pool)
     await heartbeat(pool)
     assert await counts(pool) == (3, 0, 0)
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (1, 0, 2)
     assert (await stored(pool, "s/0")).end is None
@@ -170,11 +169,11 @@ async def test_groups_of_an_unregistered_gateway_get_a_grace(impatient):
     await pool.unregister("gateway")
     assert await counts(pool) == (1, 0, 0)
     await pool.listen("other", {"r/0": 0})
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (1, 0, 0)
     await pool.unregister("other")
-    await asyncio.sleep(2 * SHORT)
+    let_time_pass(pool, 2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (0, 0, 1)
 
@@ -193,12 +192,12 @@ async def test_an_outage_extends_registrations_and_graces(pools):
     await pool.submit(group("followed"))
     await pool.submit(resumable("left"))
     await pool.unlisten("gateway", "left")
-    await let_time_pass(pool, 20)
+    let_time_pass(pool, 20)
     await heartbeat(pool)
     assert await counts(pool) == (2, 0, 0)
     assert (await pool.overview()).gateways == 2
     for _ in range(3):  # calls arrive, so this time counts
-        await let_time_pass(pool, 4)
+        let_time_pass(pool, 4)
         await heartbeat(pool)
     assert await counts(pool) == (1, 0, 1)
     assert (await pool.overview()).gateways == 1

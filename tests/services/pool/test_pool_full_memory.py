@@ -1,10 +1,22 @@
 """A server at its maxmemory refuses new requests only: calls that free memory or serve accepted requests succeed."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
-from pool_helpers import ROOM, STOP, Owner, all_events, commit, configured, counts, full_memory, group, keys, stored
+from pool_helpers import (
+    ROOM,
+    STOP,
+    Owner,
+    all_events,
+    commit,
+    configured,
+    counts,
+    full_memory,
+    group,
+    keys,
+    let_time_pass,
+    stored,
+)
 
 from services.errors import PoolUnavailable
 from services.messages import Logprobs
@@ -55,7 +67,7 @@ async def test_ended_groups_expire_while_nothing_can_be_submitted(server_url, se
         await pool.submit(group(name))
         await pool.cancel(name)
         async with full_memory(server_url):
-            await asyncio.sleep(2 * KEEP)
+            let_time_pass(pool, 2 * KEEP)
             if name == "by-exchange":
                 await owner.exchange()
             else:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, stored
+from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, let_time_pass, stored
 
 from services.messages import Room, Snapshot, TokenEvent
 from services.pool.reference.pool import ReferencePool
@@ -69,7 +69,7 @@ async def test_a_repeated_heartbeat_gets_the_same_reply_and_counts_once(pool):
 async def test_a_silent_gateway_is_forgotten_and_told_so(pool):
     owner = await _running(pool)
     await pool.heartbeat("gateway", 1, {}, ttl=0.01)
-    await asyncio.sleep(0.05)
+    let_time_pass(pool, 0.05)
     assert (await pool.overview()).gateways == 0
     await owner.exchange(commit("r/0", 0, 5))
     assert await all_events(pool) == []
@@ -83,7 +83,7 @@ async def test_a_forgotten_gateway_that_submits_is_told_so_by_its_next_heartbeat
     await _running(pool)
     await pool.heartbeat("gateway", 1, {})
     assert await pool.heartbeat("gateway", 2, {}, ttl=0.01)
-    await asyncio.sleep(0.05)
+    let_time_pass(pool, 0.05)
     await pool.submit(group("s"))
     assert not await pool.heartbeat("gateway", 3, {})
 

@@ -10,7 +10,7 @@ from pool_pair import GATEWAYS, LEASE, TENANTS, UNIT, PoolPair, names
 
 from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Bounds, Limits
-from services.requests import BATCH_CLASS
+from services.requests import BATCH_CLASS, FEATURES
 
 LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace ends at once
 # bounds the expected wait: some waits exceed it by far, and none is close to it
@@ -28,7 +28,9 @@ tenants = st.sampled_from(TENANTS)
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
 guests = {"guests": st.integers(0, 3), "tenants": st.lists(tenants, max_size=2)}
 owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent, **guests)
-narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), longest=st.sampled_from([0, 8, 16, 24]))
+features = st.sampled_from([(), FEATURES])
+longest = st.sampled_from([0, 8, 16, 24])
+narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), longest=longest, features=features)
 rooms = st.one_of(
     st.just(wide), owing, narrow, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
 )
@@ -58,6 +60,7 @@ class PoolMachine(PoolPair):
         new=st.integers(1, 8),
         key=st.sampled_from([None, None, "a", "b"]),
         logprobs=st.sampled_from([None, 2]),
+        salt=st.sampled_from(["", "", "", "s"]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
         background=st.sampled_from([False, False, True]),
@@ -67,9 +70,9 @@ class PoolMachine(PoolPair):
         queue_timeout=st.sampled_from([0.0, 0.0, 2 * UNIT]),
         tenant=tenants,
     )
-    def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):
+    def submit(self, gateway, n, prompt, new, key, logprobs, salt, output, resumable, background, **more):
         name = f"r{next(names)}"
-        submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs)
+        submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs, cache_salt=salt)
         sequences = [with_output(s, output) for s in submission.sequences]
         more |= {"sequences": sequences, "resumable": resumable, "background": background}
         submission = dataclasses.replace(submission, **more)

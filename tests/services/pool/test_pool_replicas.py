@@ -104,8 +104,8 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
         with pytest.raises(PoolUnavailable, match="0 of 1"):
             await pool.delete(request.node.name)
         with pytest.raises(PoolUnavailable, match="0 of 1"):
-            await pool._server.run("confirm", pool._prefix)
-    await pool._server.run("confirm", pool._prefix)
+            await pool._run("confirm")
+    await pool._run("confirm")
 
 
 async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_and_replica, tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ async def test_the_wanted_number_is_forgotten_with_the_last_seat(pool, two):
     await pool.scale("c", 5)
     for owner in two:
         await pool.release(owner.seat, owner.epoch)
-    await let_time_pass(pool, HOUR + 1)
+    let_time_pass(pool, HOUR + 1)
     await pool.acquire("other/0", "other", 100)
     assert (await pool.overview()).wanted == {}
     assert (await pool.engines("c", 2)).wanted == 2

@@ -1,23 +1,18 @@
 """Seats: one owner at a time, fenced by epochs; what a dead owner ran waits again with its tokens and rank."""
 
-import asyncio
-
 import pytest
-from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts, group, rung, stored
+from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts, group, let_time_pass, rung, stored
 
 from services.messages import Room
 from services.seats import SeatGrant
 
-LEASE = 0.3  # seconds; half a lease is longer than any pause below
+LEASE = 4.0  # seconds; less than a gateway stays registered
 
 
 async def _once_expired(pool, act):
-    """The first true result of `act`, which is true once the lease has expired.
-
-    The pool is in use meanwhile, so that it is no outage; a pause of a busy machine is one, and puts the end off.
-    """
+    """The result of `act`, which is true once the lease has expired. The pool is in use meanwhile: it is no outage."""
     while not (result := await act()):
-        await asyncio.sleep(0.03)
+        let_time_pass(pool, LEASE / 4)
         await pool.heartbeat("witness", 1, {})
     return result
 
@@ -132,17 +127,17 @@ async def test_an_exchange_of_another_seat_reclaims_the_seat(pool, running):
 
 
 async def test_an_exchange_renews_the_lease(pool, running):
-    for _ in range(round(2 * LEASE / 0.05)):
-        await asyncio.sleep(0.05)
+    for _ in range(8):
+        let_time_pass(pool, LEASE / 4)
         assert (await running.exchange()).owned
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
 
 
 async def test_after_an_outage_leases_start_again_once(pool, running):
-    await asyncio.sleep(1.5 * LEASE)
+    let_time_pass(pool, 1.5 * LEASE)
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
     assert (await running.exchange()).owned
-    await asyncio.sleep(1.5 * LEASE)
+    let_time_pass(pool, 1.5 * LEASE)
     await pool.heartbeat("gateway", 1, {})
     assert await _once_expired(pool, lambda: _granted(pool))
 

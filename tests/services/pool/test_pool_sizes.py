@@ -6,7 +6,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_helpers import STOP, Owner, WallClock, commit, group
+from pool_helpers import STOP, Clock, Owner, commit, group
 
 from services.messages import Room
 from services.pool.reference.pool import ReferencePool
@@ -51,7 +51,7 @@ async def check(pool, sizes, lengths, turns):
 @settings(max_examples=60)
 @given(sizes=sizes, lengths=lengths, turns=st.lists(st.integers(0, 3), max_size=10))
 def test_each_request_runs_on_an_engine_that_can_hold_it_or_ends_if_there_is_none(sizes, lengths, turns):
-    asyncio.run(check(ReferencePool(WallClock()), sizes, lengths, turns))
+    asyncio.run(check(ReferencePool(Clock()), sizes, lengths, turns))
 
 
 async def test_a_server_does_the_same(server_pools):

@@ -1,6 +1,5 @@
 """Strikes: a sequence that kills engines repeatedly is ended, and no other."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -154,7 +153,7 @@ async def test_an_outage_gives_no_strikes(pool):
     owner = await Owner.take(pool, lease=5.0)
     await owner.claim()
     for _ in range(7):
-        await let_time_pass(pool, 1000)
+        let_time_pass(pool, 1000)
         assert (await owner.exchange()).owned
     await pool.release(owner.seat, owner.epoch)
     assert [claim.strikes for claim in (await (await Owner.take(pool)).exchange(room=ROOM)).claims] == [0]
@@ -166,6 +165,6 @@ async def test_an_expired_lease_gives_a_soft_strike(pool):
     witness = await Owner.take(pool, "witness")
     claims = []
     while not claims:  # calls arrive all the time, so this is no outage
-        await asyncio.sleep(0.01)
+        let_time_pass(pool, 0.04)
         claims = (await witness.exchange(room=ROOM)).claims
     assert [claim.strikes for claim in claims] == [1]

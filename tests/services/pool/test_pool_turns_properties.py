@@ -4,7 +4,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_helpers import Owner, WallClock
+from pool_helpers import Clock, Owner
 from tenant_helpers import ONE, RANKED, of
 
 from services.messages import Room
@@ -23,7 +23,7 @@ rooms = st.builds(Room, st.integers(1, 3), st.integers(1, 9), st.just(16))
 
 async def served(limits, crowd, offers):
     """Ranks of all requests, which are named by their index in the crowd, and the claims of each offer."""
-    pool = ReferencePool(WallClock(), Limits(**limits))
+    pool = ReferencePool(Clock(), Limits(**limits))
     for i, (priority, prompt, waited, tenant) in enumerate(crowd):
         await pool.submit(of(tenant, str(i), priority, float(waited), prompt=range(prompt)))
     owner = await Owner.take(pool)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from services.messages import Claim, Iteration
 from services.scheduling import Knobs
 from tests.services.scheduling.scripted import EOS, Script, claim, scripted
@@ -13,8 +15,9 @@ def caching(blocks: int = 100, **knobs: object) -> Script:
     return scripted(blocks=blocks, knobs=Knobs(8, prefix_caching=True, **knobs))  # type: ignore[arg-type]
 
 
-def of(id: str, rank: float, prompt: list[int], new: int = 4, tenant: str = "t") -> Claim:
-    return replace(claim(id, rank, 1, new), prompt=prompt, tenant=tenant)
+def of(id: str, rank: float, prompt: list[int], new: int = 4, tenant: str = "t", salt: str = "") -> Claim:
+    plain = claim(id, rank, 1, new)
+    return replace(plain, prompt=prompt, tenant=tenant, sampling=replace(plain.sampling, cache_salt=salt))
 
 
 def computed(iteration: Iteration | None) -> dict[str, int]:
@@ -76,6 +79,25 @@ def test_other_tenants_share_only_if_it_is_allowed() -> None:
         s.step()
         s.scheduler.add([of("b", 2, [5] * 9, tenant="two")])
         assert computed(s.select()) == {"b": found}
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    ("tenant", "salt", "found"),
+    [
+        ("one", "salt", (8, 8)),
+        ("one", "other", (0, 0)),
+        ("one", "", (0, 0)),
+        ("onesalt", "", (0, 0)),
+        ("two", "salt", (0, 8)),
+    ],
+)
+def test_prompts_with_different_salts_share_nothing(share: bool, tenant: str, salt: str, found: list[int]) -> None:
+    s = caching(share_prefixes=share)
+    s.scheduler.add([of("a", 1, [5] * 9, tenant="one", salt="salt")])
+    s.step()
+    s.scheduler.add([of("b", 2, [5] * 9, tenant=tenant, salt=salt)])
+    assert computed(s.select()) == {"b": found[share]}
 
 
 def test_equal_blocks_after_different_beginnings_are_different() -> None:

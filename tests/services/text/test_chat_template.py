@@ -57,6 +57,37 @@ def test_a_rich_template_renders_as_in_transformers(chat: list, byte_level: Path
     assert ChatTemplate(RICH, special).apply(chat) == want
 
 
+LOOP = "{% for part in CONTENT %}<{{ part['text'] }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "message['content']",
+        "message.content",
+        "message['content'] | selectattr('type', 'equalto', 'text')",
+        "content",
+    ],
+)
+def test_a_template_that_reads_parts_gets_the_text_as_a_part(content: str) -> None:
+    body = "{% set content = message.content %}" + LOOP.replace("CONTENT", content)
+    template = ChatTemplate("{% for message in messages %}" + body + "{% endfor %}", {})
+    assert template.apply(CHATS[2]) == "<a><b><c>"
+    assert template.apply(CHATS[2][:2], continue_final_message=True) == "<a><b"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if message.content is string %}{{ message.content }}{% else %}" + LOOP + "{% endif %}",
+        "{% for word in message.content.split('|') %}{{ word }}{% endfor %}",
+    ],
+)
+def test_a_template_that_reads_texts_gets_texts(body: str) -> None:
+    body = body.replace("CONTENT", "message.content")
+    assert ChatTemplate("{% for message in messages %}" + body + "{% endfor %}", {}).apply(CHATS[2]) == "abc"
+
+
 def test_a_refusal_is_a_value_error_with_the_templates_message() -> None:
     with pytest.raises(ValueError, match=r"^Unknown role: critic$"):
         ChatTemplate(RICH, {}).apply([{"role": "critic", "content": "x"}])

@@ -238,6 +238,16 @@ def test_without_tools_calls_of_the_history_are_text_too() -> None:
     )
 
 
+@pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "none"])
+def test_a_template_of_tools_that_does_not_write_calls_gets_them_as_text(tools: Any) -> None:
+    template = ChatTemplate("{{ tools }}" + PLAIN, {})
+    assert template.uses_tools
+    text = template.apply([USER, CALLED, RESULT], tools=tools)
+    assert '<tool_call>[{"name": "weather", "arguments": {"city": "é"}}]</tool_call>' in text
+    assert '<user><tool_response>\n{"rain": true}\n</tool_response></user>' in text
+    assert "You can call functions" not in text  # the template describes them
+
+
 def test_the_default_model_gets_the_fallback(default_model: Path) -> None:
     text = Tokenizer.load(default_model).apply_chat_template([USER, CALLED, RESULT], tools=TOOLS)
     assert text.count("<|im_start|>system") == 1

@@ -18,10 +18,10 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
-from services.engine.families.config import load_config, load_whole_config
+from services.engine.checkpoints.tensors import open_folder
+from services.engine.families.config import load_config
 from services.engine.families.fit import describe_missing
-from services.engine.families.tensors import Tensors
+from services.engine.families.tensors import Tensors, text_name
 from services.errors import ModelError
 
 
@@ -64,16 +64,14 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     """The model in `folder` as transformers has it, on the CPU. What the folder does not store as numbers is widened
     tensor by tensor. Raises ModelError."""
     transformers_logging.disable_progress_bar()
-    config, tensors = load_whole_config(folder), open_folder(folder)
-    family: Any = AutoModelForCausalLM
-    where: dict[str, Any] = {"pretrained_model_name_or_path": folder, "config": config, "use_safetensors": True}
-    if isinstance(tensors, QuantizedCheckpoint) or tensors.has_blocks:
-        with torch.device("meta"):
-            family = type(AutoModelForCausalLM.from_config(config))
-        numbers = {name: _Unread(tensors, name) for name in tensors.names}
-        where |= {"pretrained_model_name_or_path": None, "state_dict": numbers}
+    config, tensors = load_config(folder), open_folder(folder)
+    with torch.device("meta"):
+        family: Any = type(AutoModelForCausalLM.from_config(config))
+    numbers = {text_name(name): _Unread(tensors, name) for name in tensors.names}
     try:
-        model, found = family.from_pretrained(**where, dtype=dtype, output_loading_info=True)
+        model, found = family.from_pretrained(
+            None, config=config, state_dict=numbers, dtype=dtype, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would draw them at random

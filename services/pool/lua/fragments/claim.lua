@@ -1,9 +1,9 @@
--- include: seats
+-- include: seats needs
 -- Claims: a seat takes waiting sequences, as `Select` of the Orca paper's Algorithm 1 admits requests: in order, up to
 -- the first that does not fit.
-local MAX_PASSED = 1000 -- sequences that one script skips, or ends because they are too large
+local MAX_PASSED = 1000 -- sequences that one script skips, or ends because no engine can serve them
 local MAX_PASSED_OF_TENANT = 500 -- of one tenant, which then has no more turns in this script: others have theirs
-local RETURN_TIME = 60000000 -- us within which a seat that lost its owner may have one again
+local RETURN_TIME = 900000000 -- us within which a seat that lost its owner may have one again: a start may take so long
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, target of the time
 -- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens, trace context or "", {} or
@@ -22,7 +22,7 @@ local function claim_contents(id)
     left = { left[1], left[2], now - left[3], now - left[4], left[5] }
   end
   return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
-    now - tonumber(group[3]), group[4], choice, s[6] - s[7], group[7] or "", left }
+    now - tonumber(group[3]), group[4], choice, tokens_in(s[6]) - s[7], group[7] or "", left }
 end
 
 local function contents_of_claims(ids)
@@ -33,44 +33,52 @@ local function contents_of_claims(ids)
   return claims
 end
 
--- Sequences and blocks that the later classes in `yields` would yield to a sequence of this group.
-local function yielded_to(yields, request)
+-- Sequences and blocks that the later classes in `yields` would yield to one of this class.
+local function yielded_to(yields, priority)
   local requests, blocks = 0, 0
-  if #yields > 0 then
-    local class = tonumber(redis.call("HGET", P .. "group:" .. request, "priority"))
-    for _, yield in ipairs(yields) do
-      if yield[1] > class then
-        requests, blocks = requests + yield[2], blocks + yield[3]
-      end
+  for _, yield in ipairs(yields) do
+    if yield[1] > priority then
+      requests, blocks = requests + yield[2], blocks + yield[3]
     end
   end
   return requests, blocks
 end
 
--- The most tokens of a request that the engine of any other seat can serve, if the seat has an owner or may soon have
--- one again. An engine of unknown size counts as unlimited.
-local function longest_elsewhere(seat)
-  local most = 0
+-- Size and features of the engines of all other seats that have an owner or may soon have one again; false of an engine
+-- that has not said them yet.
+local function engines_elsewhere(seat)
+  local engines = {}
   local names = redis.call("ZRANGEBYSCORE", SEATS, now + SEAT_KEPT - RETURN_TIME, "+inf")
   for _, name in ipairs(names) do
     if name ~= seat then
-      most = math.max(most, tonumber(redis.call("HGET", P .. "seat:" .. name, "slots") or math.huge))
+      local known = redis.call("HMGET", P .. "seat:" .. name, "slots", "features")
+      engines[#engines + 1] = known[1] and { tokens_in(known[1]), known[2] and cmsgpack.unpack(known[2]) or {} }
     end
   end
-  return most
+  return engines
+end
+
+local function served_by_any(engines, tokens, needs)
+  for _, engine in ipairs(engines) do
+    if not engine or can_serve(engine[1], engine[2], tokens, needs) then
+      return true
+    end
+  end
+  return false
 end
 
 -- Ends a waiting sequence that no engine can serve.
-local function end_too_large(tenant, id)
+local function end_unserved(tenant, id, needs)
+  local blob = #needs > 0 and END_UNSERVED or END_TOO_LARGE
   dequeue(tenant, id)
-  queue_end(id, redis.call("STRLEN", P .. "tok:" .. id) / 4, END_TOO_LARGE)
-  end_sequence(id, END_TOO_LARGE)
+  queue_end(id, redis.call("STRLEN", P .. "tok:" .. id) / 4, blob)
+  end_sequence(id, blob)
 end
 
 -- Moves a waiting sequence to the seat, at its tenant's turn. The tenant is charged for the prompt once: it does not pay
 -- for what is computed again after a seat died.
 local function assign(seat, id, tenant, turn, s)
-  local counter, count = s.class == "lines" and "lines" or "served", tonumber(string.sub(turn, 1, 16))
+  local counter, count = counter_of(s.priority), tonumber(string.sub(turn, 1, 16))
   if not s.payer then
     if count > tonumber(redis.call("HGET", META, counter) or 0) then
       redis.call("HSET", META, counter, string.format("%.0f", count))
@@ -78,7 +86,7 @@ local function assign(seat, id, tenant, turn, s)
     count = count + PROMPT_TOKEN * s.prompt
   end
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
-  count_claim(tenant, s.class, s.prompt)
+  count_claim(tenant, s.priority, s.prompt)
   redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
   redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "claimed", now,
     "payer", counter .. ":" .. tenant)
@@ -89,58 +97,61 @@ end
 -- sequence; nothing if no tenant has a turn; only turn and tenant if turns have changed and must be looked up again.
 -- Sequences before it are skipped if another seat can serve them, and end if none can. `skipped` counts the skipped ones
 -- by tenant, `all.count` counts both.
-local function next_claimable(seat, longest, skipped, all)
+local function next_claimable(seat, room, skipped, all)
   local turn, tenant = first_turn("-inf", "+inf")
   local looked = all.count
   while turn and all.count < MAX_PASSED do
     local at = skipped[tenant] or 0
     local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, at, at)[1]
-    local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer", "class")
-    local max_tokens = s and tonumber(s[1])
-    if id and all.count == looked and (longest == 0 or max_tokens <= longest) then
-      return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), group = s[3], payer = s[4],
-        class = s[5] }
-    elseif not id or longest == 0 or max_tokens <= longest then
+    local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer",
+      "needs")
+    local max_tokens, needs = s and tokens_in(s[1]), s and s[5] and cmsgpack.unpack(s[5]) or {}
+    local served = id and can_serve(room.longest, room.features, max_tokens, needs)
+    if served and all.count == looked then
+      return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), payer = s[4],
+        priority = tonumber(redis.call("HGET", P .. "group:" .. s[3], "priority")) }
+    elseif served or not id then
       update_turn(tenant, skipped[tenant])
       return turn, tenant
     end
-    all.elsewhere = all.elsewhere or longest_elsewhere(seat)
-    if max_tokens <= all.elsewhere then
+    all.elsewhere = all.elsewhere or engines_elsewhere(seat)
+    if served_by_any(all.elsewhere, max_tokens, needs) then
       skipped[tenant] = at + 1 < MAX_PASSED_OF_TENANT and at + 1 or redis.call("ZCARD", P .. "waiting:" .. tenant)
     else
-      end_too_large(tenant, id)
+      end_unserved(tenant, id, needs)
       all.ended = true
     end
     all.count = all.count + 1
   end
 end
 
--- Claims waiting sequences for the seat, by turns, up to the first that does not fit into `requests` and `blocks`.
--- What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero, and takes from the
--- latest class first. A sequence of more than `longest` tokens, which the seat's engine can never serve, does not hold
--- up those behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
+-- Claims waiting sequences for the seat, by turns, up to the first that does not fit into the room (`Room` in
+-- services/messages.py). What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero,
+-- and takes from the latest class first. A sequence that the seat's engine can never serve does not hold up those behind
+-- it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
 -- Returns the claimed ids, and whether the next call finds other sequences at the front because this one ended as many
 -- as one script may. Skipped sequences are at the front again then.
-local function claim_sequences(seat, requests, blocks, block_size, whole, yields, longest, guests, tenants)
+local function claim_sequences(seat, room)
+  local requests, blocks, guests = room.requests, room.blocks, room.guests
   local ids, most, skipped, all, present = {}, requests + guests, {}, { count = 0 }, {}
-  for _, tenant in ipairs(tenants) do
+  for _, tenant in ipairs(room.tenants) do
     present[tenant] = true
   end
-  for _, yield in ipairs(yields) do
+  for _, yield in ipairs(room.yields) do
     most = most + yield[2]
   end
   while #ids < most do
-    local turn, tenant, id, s = next_claimable(seat, longest, skipped, all)
+    local turn, tenant, id, s = next_claimable(seat, room, skipped, all)
     if not turn then
       break
     end
     if id then
-      local tokens = whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
-      local need, more_requests, more_blocks = math.ceil(tokens / block_size), yielded_to(yields, s.group)
+      local tokens = room.whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
+      local need, more_requests, more_blocks = math.ceil(tokens / room.block_size), yielded_to(room.yields, s.priority)
       if blocks + more_blocks < need then
         break
       elseif requests + more_requests < 1 then
-        if guests < 1 or present[tenant] or s.class == "lines" then
+        if guests < 1 or present[tenant] or is_line(s.priority) then
           break
         end
         guests = guests - 1

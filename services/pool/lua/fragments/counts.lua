@@ -1,4 +1,4 @@
--- include: begin service_rate
+-- include: begin class service_rate
 -- What is in the pool, over all tenants (in `meta`) and for each tenant (in `tenant:<name>`).
 --
 --   waiting_sequences, waiting_tokens  sequences that wait, and tokens of their prompts
@@ -53,27 +53,27 @@ local function add_to_counts(tenant, name, by)
   all.changed, own.changed = true, true
 end
 
--- Sequences of this tenant begin (`by` = 1) or cease (-1) to wait. `class` is the sequences' field of that name.
-local function count_waiting(tenant, class, sequences, tokens, by)
+-- Sequences of this tenant begin (`by` = 1) or cease (-1) to wait. `priority` is their class.
+local function count_waiting(tenant, priority, sequences, tokens, by)
   add_to_counts(tenant, "waiting_sequences", by * sequences)
   add_to_counts(tenant, "waiting_tokens", by * tokens)
-  if class ~= "lines" then
+  if not is_line(priority) then
     add_to_counts(tenant, "backlog", by * sequences)
   end
 end
 
 -- A sequence of this tenant begins (`by` = 1) or ceases (-1) to run.
-local function count_running(tenant, class, by)
-  if class ~= "lines" then
+local function count_running(tenant, priority, by)
+  if not is_line(priority) then
     add_to_counts(tenant, "running", by)
   end
 end
 
 -- A seat claimed a sequence of this tenant.
-local function count_claim(tenant, class, prompt_len)
-  count_waiting(tenant, class, 1, prompt_len, -1)
-  count_running(tenant, class, 1)
-  if class ~= "lines" then
+local function count_claim(tenant, priority, prompt_len)
+  count_waiting(tenant, priority, 1, prompt_len, -1)
+  count_running(tenant, priority, 1)
+  if not is_line(priority) then
     add_to_counts(tenant, "claims", 1)
   end
 end

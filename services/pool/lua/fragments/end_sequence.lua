@@ -1,4 +1,4 @@
--- include: notify counts drop
+-- include: notify counts drop needs
 -- How sequences and groups end.
 
 -- Removes the prompts and sampling parameters of a group that has ended; the sequences keep the lengths of their
@@ -12,9 +12,9 @@ end
 
 -- Bytes that a sequence frees at its end: the room of tokens that were not generated.
 local function unused_bytes(id, prompt_len, max_tokens, asked)
-  local _, _, _, token_bytes, prompt_logprobs_bytes = unpack(cmsgpack.unpack(asked))
+  local _, _, _, per_token, prompt_logprobs_bytes, token_bytes = unpack(cmsgpack.unpack(asked))
   local generated = redis.call("STRLEN", P .. "tok:" .. id) / 4
-  return math.max(0, max_tokens - prompt_len - generated) * token_bytes + (generated == 0 and prompt_logprobs_bytes or 0)
+  return math.max(0, max_tokens - prompt_len - generated) * (token_bytes or per_token) + (generated == 0 and prompt_logprobs_bytes or 0)
 end
 
 -- Ends a group whose last sequence has ended.
@@ -37,21 +37,21 @@ end
 -- and queues the event.
 local function end_sequence(id, blob)
   local key = P .. "seq:" .. id
-  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked", "class")
+  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked")
   redis.call("HSET", key, "state", "ended", "end", blob)
   redis.call("HDEL", key, "seat")
   for _, box in ipairs(get_outboxes()) do
     redis.call("SREM", box.listening, id)
   end
   local request, group_key = s[1], P .. "group:" .. s[1]
-  local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream")
+  local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream", "priority")
   if s[2] == "waiting" then
-    count_waiting(g[1], s[6], 1, s[3], -1)
+    count_waiting(g[1], g[6], 1, s[3], -1)
   else
-    count_running(g[1], s[6], -1)
+    count_running(g[1], g[6], -1)
   end
   add_to_counts(g[1], "ended", 1)
-  local freed = unused_bytes(id, tonumber(s[3]), tonumber(s[4]), s[5])
+  local freed = unused_bytes(id, tonumber(s[3]), tokens_in(s[4]), s[5])
   local last = redis.call("HINCRBY", group_key, "open", -1) == 0
   if last then
     freed = freed + drop_inputs(group_key, unpack(cmsgpack.unpack(g[4])))

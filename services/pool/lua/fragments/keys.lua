@@ -1,3 +1,4 @@
+-- include: arguments
 -- Names of keys; README.md describes what each key holds.
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"

@@ -6,7 +6,6 @@ local MAX_STRIKES = 3
 -- This many in a row, without one token for a sequence that runs alone from the second strike on, are no coincidence.
 local MAX_SOFT_STRIKES = 6
 local SUSPECT = 2 -- strikes of both kinds from which on a scheduler runs a sequence alone
-local BATCH_CLASS = 9 -- the class of lines of batches, which run only while nothing else does
 
 -- Whether a seat has an index from the number of wanted engines on: it gets no requests, and whoever owns it removes its
 -- engine.
@@ -69,8 +68,7 @@ local function strike_softly(seat)
   local lines, others, first, least = {}, {}, nil, math.huge
   for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
     local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "group")
-    local class = tonumber(redis.call("HGET", P .. "group:" .. s[2], "priority"))
-    local list = class == BATCH_CLASS and lines or others
+    local list = is_line(redis.call("HGET", P .. "group:" .. s[2], "priority")) and lines or others
     list[#list + 1] = { id, tonumber(s[1]) }
   end
   local ids = {}
@@ -90,7 +88,7 @@ end
 -- cancelled. The caller removes it from the seat's sets. `taken`: 1 if its owner is dead or silent, or does not know it;
 -- 0 if the owner has given it back. Returns whether it waits.
 local function requeue(seat, id, taken)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len", "class", "claimed")
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len", "group", "claimed")
   if state[2] then
     end_as_cancelled(id)
     return false
@@ -103,8 +101,9 @@ local function requeue(seat, id, taken)
   redis.call("HDEL", P .. "seq:" .. id, "seat")
   local tenant = string.match(state[3], ":(.*)$")
   enqueue(tenant, id, state[1])
-  count_waiting(tenant, state[5], 1, state[4], 1)
-  count_running(tenant, state[5], -1)
+  local priority = redis.call("HGET", P .. "group:" .. state[5], "priority")
+  count_waiting(tenant, priority, 1, state[4], 1)
+  count_running(tenant, priority, -1)
   return true
 end
 

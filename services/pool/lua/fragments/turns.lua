@@ -1,12 +1,12 @@
--- include: begin
+-- include: begin class
 -- Tenants take turns by tokens served, as in the Virtual Token Counter (VTC) of "Fairness in Serving Large Language
 -- Models" (OSDI 2024). The next turn belongs to the tenant whose first sequence is of the lowest class; among those, to
 -- the one with the lowest counter; among those, to the one whose first sequence has the lowest rank.
 local PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2 -- what a token adds to its tenant's counter, as in the VTC paper
 local CHARGED_AT_ONCE = 8 -- output tokens of a running sequence; charging each one would cost more
 local COUNTERS_KEPT = 3600000 -- ms that a tenant's counters are kept while nothing of it waits
--- The class of lines of batches: greater than any class plus its ageing, and small enough that a half is still exact.
-local LAST_CLASS = 4e15
+-- The turns of lines of batches: later than any class plus its ageing, and small enough that a half is still exact.
+local LAST_TURNS = 4e15
 
 local up_to_date = {} -- tenants whose entry in TURNS is current; a charge only moves a turn back
 local update_turn
@@ -27,17 +27,11 @@ end
 -- With ageing, the class is lower by 1 for each `ageing` us that the tenant has waited longer without a turn. A requeued
 -- sequence gets half a class less, which puts it before all others of its class, because it has had its turn.
 local function counter_and_class(id, last)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "class", "payer")
-  local counter, class = "served", 0
-  if s[1] == "lines" then
-    counter, class = "lines", LAST_CLASS
-  elseif s[1] then
-    local priority, ageing, arrival = string.match(s[1], "^(%S+) (%S+) (%S+)$")
-    if tonumber(ageing) > 0 then -- without ageing, classes do not count
-      class = tonumber(priority) + math.floor(math.max(tonumber(arrival), last) / tonumber(ageing))
-    end
-  end
-  return counter, s[2] and class - 0.5 or class
+  local s = redis.call("HMGET", P .. "seq:" .. id, "group", "payer", "class")
+  local priority, ageing, arrival = class_of(s[1], s[3])
+  local class = is_line(priority) and LAST_TURNS
+    or ageing > 0 and priority + math.floor(math.max(arrival, last) / ageing) or 0
+  return counter_of(priority), s[2] and class - 0.5 or class
 end
 
 -- The lowest counter with which a tenant may join the turns of this class: that of the first tenant there, or the

@@ -6,15 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from family_check import STOCK, check_family
 from folders import quantize_folder
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, make_tiny_model
-from transformers import AutoConfig, AutoModelForImageTextToText
+from tiny_models import make_tiny_model
+from tiny_wholes import make_whole
+from transformers import AutoModelForImageTextToText
 from written import WRITERS
 
 from services.engine.checkpoints.tensors import open_folder
@@ -137,58 +136,13 @@ def test_a_dtype_that_scales_do_not_have(spelling: str, tiny_model: Callable[[st
     check_family(quantized, FAST, reference=numbers)
 
 
-def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
-    """Its layers have longer names, and so have their quantized weights. It runs on transformers' layers."""
-    text = {**FAMILIES["gemma3_text"], "vocab_size": 201, "initializer_range": 0.2, "model_type": "gemma3_text"}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = AutoConfig.for_model(
-        "gemma3",
-        text_config=text,
-        vision_config={**sizes, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=4,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "plain")
-    quantized, numbers = quantize_folder(tmp_path / "plain", tmp_path, *WRITERS["gptq"], kept="vision_tower")
-    check_family(quantized, FAST, reference=numbers)
-
-
-@pytest.mark.parametrize(
-    ("whole", "text", "vision"),
-    [
-        ("gemma4", "gemma4_text", {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}),
-        ("gemma4_unified", "gemma4_unified_text", {"mm_embed_dim": 64, "patch_size": 2, "mm_posemb_size": 8}),
-    ],
-)
-def test_the_text_part_of_gemma_4_runs_on_compiled_layers(
-    whole: str, text: str, vision: dict[str, int], tmp_path: Path
-) -> None:
-    """As published, and with quantized weights. The reference is the text model alone."""
-    fields = {**FAMILIES[text], "vocab_size": 201, "initializer_range": 0.2, "model_type": text}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        whole, text_config=fields, vision_config=vision, audio_config=None, tie_word_embeddings=False
-    )
-    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "plain")
-    quantized, numbers = quantize_folder(tmp_path / "plain", tmp_path, *WRITERS["gptq"], kept="vision")
-    for folder, given in ((tmp_path / "plain", tmp_path / "plain"), (quantized, numbers)):
-        engine = check_family(folder, FAST, reference=_text_alone(given, config.text_config))
-        assert engine.figures.numerics.endswith("native")
-
-
-def _text_alone(whole: Path, config: Any) -> Path:
-    """The text model of a folder in one of its own."""
-    alone = whole / "text"
-    config.save_pretrained(alone)
-    tensors = load_file(whole / "model.safetensors")
-    own = {name for name in tensors if "language_model." in name or "lm_head" in name}
-    save_file(
-        {name.replace("language_model.", ""): tensors[name] for name in own},
-        alone / "model.safetensors",
-        {"format": "pt"},
-    )
-    return alone
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3"])
+def test_the_text_part_of_a_model_that_sees(kind: str, tmp_path: Path) -> None:
+    """Its layers have longer names, and so have their quantized weights."""
+    plain = make_whole(tmp_path / "plain", kind)
+    quantized, numbers = quantize_folder(plain, tmp_path, *WRITERS["gptq"], kept="vis")
+    engine = check_family(quantized, FAST, reference=numbers, models=AutoModelForImageTextToText)
+    assert engine.figures.numerics.endswith("native")
 
 
 def test_a_config_within_the_one_of_the_text(tmp_path: Path) -> None:
