@@ -14,9 +14,12 @@ from services.client.streaming import follow, open_session
 NO_ID = -1  # stands for a token of a server that sends texts without ids
 
 
-async def run_over_http(url: str, requests: Sequence[Request]) -> Run:
-    """Run `requests` on the server at `url`. Raises StreamError for a stream that is not whole."""
+async def run_over_http(url: str, requests: Sequence[Request], reuse: bool = True) -> Run:
+    """Run `requests` on the server at `url`. `reuse`: whether a connection serves several requests, which not every
+    server allows. Raises StreamError for a stream that is not whole."""
     async with open_session(url) as session:
+        if not reuse:
+            session.headers["Connection"] = "close"
         return Run(await run_trace(OverHttp(session), requests))
 
 

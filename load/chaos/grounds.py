@@ -8,6 +8,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,11 +99,21 @@ class Ground(ABC):
     def __init__(self, options: ChaosOptions) -> None:
         self.options = options
 
-    @abstractmethod
-    async def __aenter__(self) -> Ground: ...
+    async def __aenter__(self) -> Ground:
+        self._exits = AsyncExitStack()
+        try:
+            await self.start(self._exits)
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._exits.aclose()
 
     @abstractmethod
-    async def __aexit__(self, *error: object) -> None: ...
+    async def start(self, exits: AsyncExitStack) -> None:
+        """Start all that serves, and push onto `exits` what ends it; sets `url` and `site`."""
 
     @abstractmethod
     def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
@@ -141,15 +152,12 @@ class OwnPool(Ground):
 
     faults = FAULTS
 
-    async def __aenter__(self) -> OwnPool:
+    async def start(self, exits: AsyncExitStack) -> None:
         self.data = self.options.folder / "data"
         self.data.mkdir()
         self.site = Site(await asyncio.to_thread(self._start), self._start_again)
+        exits.push_async_callback(lambda: asyncio.to_thread(self.site.server.__exit__))  # the server of then
         self.url = self.site.server.url
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.site.server.__exit__)
 
     def flags(self) -> list[str]:
         options = self.options

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 from load.chaos.faults import Fault
@@ -46,29 +47,26 @@ class SentinelPool(Ground):
             kinds["master cut off"] = partial(self._cut_off, clients=True)
         self.faults = {name: Fault(name, partial(self._inject, kind), takes_pool=True) for name, kind in kinds.items()}
 
-    async def __aenter__(self) -> SentinelPool:
+    async def start(self, exits: AsyncExitStack) -> None:
         options = self.options
         binary = next(server for server in find_servers() if server.version >= (7,))
         written = {"appendfsync": "everysec"}
         self._sentinels = Sentinels(options.folder / "pool", binary, options.down_after, options=written)
+        exits.callback(self._sentinels.stop)
         await asyncio.to_thread(self._sentinels.start)
-        self._archive = Archive(server.folder for server in self._sentinels.servers)
-        self._archive.__enter__()
+        self._archive = exits.enter_context(Archive(server.folder for server in self._sentinels.servers))
+        exits.push_async_callback(self._finish)
         (data := options.folder / "data").mkdir()
         pool = ["--redis-url", self._sentinels.url, "--wait-replicas", str(options.wait_replicas), "--gateways", "2"]
         self.site = Site(OrcaServer(data, *self.flags(), *pool))
+        exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
         await asyncio.to_thread(self.site.server.__enter__)
         self.url = self.site.server.url
-        return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.site.server.__exit__)
-        try:
-            self._last = self._sentinels.master()
-            await asyncio.to_thread(self._sentinels.wait_until_written)
-        finally:
-            self._archive.__exit__()
-            self._sentinels.stop()
+    async def _finish(self) -> None:
+        """Before the servers end: which is the last master, and that the files have all that it answered."""
+        self._last = self._sentinels.master()
+        await asyncio.to_thread(self._sentinels.wait_until_written)
 
     def facts(self) -> str:
         options, binary = self.options, self._sentinels.binary

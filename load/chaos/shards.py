@@ -36,23 +36,18 @@ class Shards(Ground):
                 name = f"shard {shard} {what}"
                 self.faults[name] = Fault(name, partial(self._inject, shard, what))
         self._servers: list[PoolServer] = []
-        self._exits = AsyncExitStack()
 
-    async def __aenter__(self) -> Shards:
+    async def start(self, exits: AsyncExitStack) -> None:
         options = self.options
-        self._servers = await self._exits.enter_async_context(pool_servers(options.folder, options.shards, "strict"))
+        self._servers = await exits.enter_async_context(pool_servers(options.folder, options.shards, "strict"))
         for server in self._servers:
             keep_history(server.data_dir)
         (data := options.folder / "data").mkdir()
         of_shards = ["--engines", str(options.shards), "--redis-url", urls_of(self._servers)]
         self.site = Site(OrcaServer(data, *self.flags(), *of_shards))
-        self._exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
+        exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
         await asyncio.to_thread(self.site.server.__enter__)
         self.url = self.site.server.url
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._exits.aclose()
 
     async def _inject(self, shard: int, what: str, _: Site) -> None:
         if what == "killed":

@@ -32,13 +32,12 @@ class Partition:
     activations that stay on a GPU, embedding, norms and sampling are free.
 
     What an operation reads on one GPU decides the rate at which it reads. Attention of all requests in a layer is one
-    operation, as in section 5 of the paper; with `fused_attention=False` that of each request is.
+    operation, as in section 5 of the paper.
     """
 
-    def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1, fused_attention: bool = True) -> None:
+    def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1) -> None:
         assert model.layers % stages == 0, f"{model.layers} layers over {stages} stages"
         self.model, self.gpu, self.ranks, self.stages = model, gpu, ranks, stages
-        self._fused = fused_attention
         self._layers = model.layers // stages
         self._multiply = 2 / (gpu.rate * ranks)  # seconds per multiply-add
         self._layer = [self._costs(params) for params in model.linear]
@@ -68,7 +67,7 @@ class Partition:
         for computed, new in rows:
             size = self._slot * (computed + new)
             pairs = new * computed + new * (new + 1) // 2
-            seconds += max(size / self.gpu.read_rate(whole if self._fused else size), self._pair * pairs)
+            seconds += max(size / self.gpu.read_rate(whole), self._pair * pairs)
         return seconds
 
     @property

@@ -23,12 +23,12 @@ from load.trace import Answer, Request
 from load.workloads import paper_lengths, poisson
 from services.progress import Bar
 
-HELP = "175B at 190 ms in the steady state: lengths of trace, seeds, an interval, the paper's figures"
+HELP = "175B at 190 ms in the steady state, beside the paper's figures"
 LATENCY = 0.190  # seconds a token (section 6.2)
-PAPER = {"FasterTransformer": 0.185, "Orca": 6.81}  # requests/s (section 6.2)
+PAPER = {"FasterTransformer": ("ft", 0.185), "Orca": ("orca", 6.81)}  # labels here, requests/s (section 6.2)
+REQUESTS, SEEDS = 2000, (0, 1)
 BASELINES = ((1, 1), (8, 8), (16, 8))
 BATCH_SIZES = (32, 64, 128)
-STUDENT = {2: 12.706, 6: 2.571}  # 97.5% points of t with one degree of freedom less than values
 WARM_UP = 0.25  # of the requests
 GUESS = 300  # requests that are there at once in a trace whose throughput is the first rate tried
 DOWN, UP = 0.8, 1.06  # factors between the rates that are tried until the latency is crossed
@@ -38,99 +38,26 @@ RESOLUTION = 0.01  # of a rate, below which the crossing is interpolated
 Serve = Callable[[list[Request]], list[Answer]]
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """`lengths` of traces in requests, each with two seeds; `seeds` with the middle length are for the interval."""
-
-    lengths: tuple[int, int, int] = (1000, 2000, 6000)
-    seeds: int = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Requests/s at 190 ms in the steady state."""
-
-    ft: float
-    orca: float
-
-    @property
-    def ratio(self) -> float:
-        return self.orca / self.ft
-
-    @property
-    def cells(self) -> list[str]:
-        return [f"{self.ft:.3f}", f"{self.orca:.2f}", f"{self.ratio:.1f}"]
-
-
 def run(out: Path | None) -> str:
     partition = TABLE_1["175B"]
-    apart = Partition(partition.model, partition.gpu, partition.ranks, partition.stages, fused_attention=False)
-    return report(_systems(partition), _systems(apart), Scale())
-
-
-def report(systems: dict[str, Serve], apart: dict[str, Serve], scale: Scale) -> str:
-    """`apart`: the same systems with attention of each request as a read of its own."""
-    of_all = _all(systems, scale.lengths[0])
-    ft, ours = (_best(of_all, system) for system in ("ft", "orca"))
-    middle = scale.lengths[1]
-    runs = [(length, seed) for length in scale.lengths for seed in (0, 1)]
-    runs += [(middle, seed) for seed in range(2, scale.seeds)]
-    held = {run: _held(systems[ft], systems[ours], *run) for run in Bar(runs, desc="headline", unit="traces")}
-    lengths = [[f"{run[0]:,}", run[1], *held[run].cells] for run in runs if run[1] < 2]
-    seeds = [held[middle, seed] for seed in range(scale.seeds)]
-    head = ["requests", "seed", f"{ft}, requests/s", f"{ours}, requests/s", "ratio"]
-    return "\n\n".join(
-        [
-            f"### Each configuration, {scale.lengths[0]:,} requests\n\n{_configurations(of_all)}",
-            f"### Lengths and seeds\n\n{table(head, lengths)}",
-            f"### Beside the paper\n\n{_beside(seeds)}\n\nRatio over {scale.seeds} seeds of {middle:,} requests: "
-            + _interval([one.ratio for one in seeds])
-            + "; with attention of each request as a read of its own (seed 0): "
-            f"{', '.join(_held(apart[ft], apart[ours], middle, 0).cells)}.",
-        ]
-    )
-
-
-def _systems(partition: Partition) -> dict[str, Serve]:
     fts = {f"ft({max_bs}, {mbs})": baseline(partition, max_bs, mbs) for max_bs, mbs in BASELINES}
-    return fts | {f"orca({max_bs})": orca(partition, max_bs) for max_bs in BATCH_SIZES}
+    return report(fts | {f"orca({max_bs})": orca(partition, max_bs) for max_bs in BATCH_SIZES}, REQUESTS, SEEDS)
 
 
-def _all(systems: dict[str, Serve], requests: int) -> dict[str, float]:
-    steady, shown = Steady(requests), Bar(systems.items(), desc="configurations", unit="configurations")
-    return {name: steady.crossing(serve, LATENCY) for name, serve in shown}
-
-
-def _best(of_all: dict[str, float], system: str) -> str:
-    return max((name for name in of_all if name.startswith(system)), key=of_all.__getitem__)
-
-
-def _held(ft: Serve, ours: Serve, requests: int, seed: int) -> Held:
-    steady = Steady(requests, seed)
-    return Held(steady.crossing(ft, LATENCY), steady.crossing(ours, LATENCY))
-
-
-def _configurations(of_all: dict[str, float]) -> str:
-    return table(["", *of_all], [["requests/s at 190 ms", *(f"{held:.3f}" for held in of_all.values())]])
-
-
-def _beside(seeds: list[Held]) -> str:
-    """The means here beside the paper's figures."""
-    means = {
-        "FasterTransformer": statistics.mean(one.ft for one in seeds),
-        "Orca": statistics.mean(one.orca for one in seeds),
-    }
-    rows = [[name, f"{PAPER[name]:g}", f"{mean:.3g}", f"{mean / PAPER[name]:.2f}"] for name, mean in means.items()]
-    papers = PAPER["Orca"] / PAPER["FasterTransformer"]
-    ours = statistics.mean(one.ratio for one in seeds)
-    rows.append(["ratio", f"{papers:.1f}", f"{ours:.1f}", f"{ours / papers:.2f}"])
-    return table(["requests/s at 190 ms", "paper", "here", "here / paper"], rows)
-
-
-def _interval(values: list[float]) -> str:
-    """The mean and its 95% confidence interval, and the least and the most."""
-    half = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.1f} ± {half:.1f} (95%), from {min(values):.1f} to {max(values):.1f}"
+def report(systems: dict[str, Serve], requests: int, seeds: Sequence[int]) -> str:
+    """Each configuration with the first seed, and the mean over `seeds` of the best of each system beside the paper."""
+    steady, shown = Steady(requests, seeds[0]), Bar(systems.items(), desc="headline", unit="configurations")
+    of_all = {name: steady.crossing(serve, LATENCY) for name, serve in shown}
+    rows, means = [], dict[str, float]()
+    for system, (begins, papers) in PAPER.items():
+        best = max((name for name in of_all if name.startswith(begins)), key=of_all.__getitem__)
+        held = [Steady(requests, seed).crossing(systems[best], LATENCY) for seed in seeds]
+        means[system] = mean = statistics.mean(held)
+        rows.append([f"{system}, {best}", f"{papers:g}", f"{mean:.3g}", f"{mean / papers:.2f}"])
+    ours, theirs = (of["Orca"] / of["FasterTransformer"] for of in (means, {k: v for k, (_, v) in PAPER.items()}))
+    rows.append(["ratio", f"{theirs:.1f}", f"{ours:.1f}", f"{ours / theirs:.2f}"])
+    each = table(["", *of_all], [["requests/s at 190 ms", *(f"{held:.3f}" for held in of_all.values())]])
+    return f"{each}\n\n{table(['requests/s at 190 ms', 'paper', 'here', 'here / paper'], rows)}"
 
 
 # --- the steady state ----------------------------------------------------------------------------------------

@@ -43,6 +43,6 @@ async def test_a_server_that_names_no_ids_sends_a_token_in_each_event_with_text(
         server.reply = lambda asked: Reply(
             [frame(orjson.dumps(one), "") for one in [*sent, usage]] + [frame(b"[DONE]", "")]
         )
-        run = await run_over_http(server.url, [Request([1, 2], 4)])
+        run = await run_over_http(server.url, [Request([1, 2], 4)], reuse=False)
     assert run.outputs == [[NO_ID] * 4]
     assert len(run.answers[0].times) == 4

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -80,16 +81,13 @@ class Nodes(Ground):
         cuts = {f"node cut off for {seconds:.0f} s": partial(self._cut, seconds) for seconds in CUTS}
         self.faults = {name: Fault(name, cut) for name, cut in cuts.items()}
 
-    async def __aenter__(self) -> Nodes:
+    async def start(self, exits: AsyncExitStack) -> None:
         self._cluster = Cluster(self.options.folder / "cluster", SETTINGS)
+        exits.push_async_callback(asyncio.to_thread, self._cluster.__exit__)
         await asyncio.to_thread(self._start)
         self._pool, self.url = self._cluster.open_pool(), self._cluster.url
+        exits.push_async_callback(self._pool.close)
         await self._until_ready()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._pool.close()
-        await asyncio.to_thread(self._cluster.__exit__)
 
     def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
         return [History(records, list(read_transactions(self._cluster.data)))]

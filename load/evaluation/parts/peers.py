@@ -75,9 +75,9 @@ def measured_at(url: str, label: str, seconds: float) -> tuple[Curve, float]:
     """The curve of the server at `url`, and the output tokens/s of a lone stream."""
     ask = partial(_serve, url)
     ask(paper_lengths(4, seed=9))  # warm up
-    alone = asyncio.run(run_over_http(url, prompted(single()))).throughput
+    alone = asyncio.run(run_over_http(url, prompted(single()), reuse=False)).throughput
     return measured(label, ask, paper_lengths, MAX_BATCH_SIZE, seconds, median_normalized_latency), alone
 
 
 def _serve(url: str, trace: list[Request]) -> list[Answer]:
-    return since_due(asyncio.run(run_over_http(url, prompted(trace))).answers)
+    return since_due(asyncio.run(run_over_http(url, prompted(trace), reuse=False)).answers)

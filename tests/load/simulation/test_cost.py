@@ -41,12 +41,11 @@ def test_each_request_has_a_bound_of_its_own():
 def test_a_small_read_is_slower_for_each_byte():
     steps = ((100.0, 0.9), (50.0, 0.5), (0.0, 0.25))
     gpu = Gpu("steps", 1e6, 1.0, 1e30, (), 1.0, steps)
-    fused, alone = (Partition(TINY, gpu, 1, fused_attention=fused) for fused in (True, False))
+    partition = Partition(TINY, gpu, 1)
     linear = 4 * (2 * 6 + 2 * 4) / 0.25  # 12 and 8 bytes in each of 4 layers
     rows = [(6, 1), (7, 1)]  # 56 and 64 bytes of keys and values in a layer, 120 together
-    assert fused.iteration(rows, 0).total == pytest.approx(linear + 4 * 120 / 0.9)
-    assert alone.iteration(rows, 0).total == pytest.approx(linear + 4 * 120 / 0.5)
-    assert fused.iteration(rows[:1], 0).total == alone.iteration(rows[:1], 0).total
+    assert partition.iteration(rows, 0).total == pytest.approx(linear + 4 * 120 / 0.9)
+    assert partition.iteration(rows[:1], 0).total == pytest.approx(linear + 4 * 56 / 0.5)
 
 
 @pytest.mark.parametrize(("size", "share"), [(2e6, 0.6), (99e6, 0.75), (100e6, 0.9), (1e5, 0.3)])
