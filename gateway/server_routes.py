@@ -137,7 +137,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
         "count": len(tokens),
         "max_model_len": model.info.max_model_len,
         "tokens": tokens,
-        "token_strs": [_token_text(model, token) for token in tokens] if fields.return_token_strs else None,
+        "token_strs": model.tokenizer.names(tokens) if fields.return_token_strs else None,
     }
 
 

@@ -84,6 +84,10 @@ class Tokenizer:
         """Return the text of output tokens, as `Detokenizer` does."""
         return self.tables.of(skip_special_tokens).join(ids).decode(errors="replace")
 
+    def names(self, ids: Iterable[int]) -> list[str]:
+        """Return the tokens as the vocabulary spells them, such as `Ġthe`; empty for an id that it does not have."""
+        return [self._backend.id_to_token(id) or "" for id in ids]
+
     def literal_bytes(self, token: int) -> bytes:
         """Return the token's bytes for log probabilities. Those of a special token are its name."""
         if token in self.tables.special_ids:
