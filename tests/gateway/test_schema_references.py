@@ -218,7 +218,7 @@ def _used(schema: Any, defs: dict[str, Any], seen: set[str]) -> list[Any]:
     return [schema, *(each for part in inner for each in _used(part, defs, seen))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(defs=st.fixed_dictionaries(dict.fromkeys(NAMES, recursive)))
 def test_a_schema_is_refused_if_a_part_of_it_has_no_finite_value(grammar: Grammar, defs: dict[str, Any]) -> None:
     defs = json.loads(json.dumps(defs))
