@@ -13,6 +13,7 @@ WITH_SCHEMA = frozenset({"items", "additionalItems", "unevaluatedItems", "contai
 WITH_SCHEMA |= {"additionalProperties", "unevaluatedProperties", "propertyNames"}
 WITH_LIST = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
 WITH_NAMES = frozenset({"properties", "patternProperties", "dependentSchemas"})
+MOST_DIGITS = 10  # of an index
 
 Schema = dict[str, Any]
 
@@ -63,7 +64,7 @@ class SchemaDocument:
         if isinstance(value, dict):
             own = value.get(self._keyword_id)
             if isinstance(own, str) and not own.startswith("#"):  # which was an anchor before draft 2019-09
-                base = urljoin(base, own).rstrip("#")
+                base = _joined(base, own).partition("#")[0]
                 self._named[base] = value
             anchor = own.removeprefix("#") if isinstance(own, str) and own.startswith("#") else value.get("$anchor")
             if isinstance(anchor, str):
@@ -87,8 +88,8 @@ class SchemaDocument:
     def _follow(self, schema: Schema, ref: str, place: str) -> list[tuple[Any, str]]:
         """What a reference refers to, and its place. What has the URI of another document is left to the compiler."""
         base = self._bases[id(schema)]
-        resource, _, fragment = (base + ref if ref.startswith("#") else urljoin(base, ref)).partition("#")
-        start = self._named.get(resource, self._root if resource == base else None)
+        resource, _, fragment = (base + ref if ref.startswith("#") else _joined(base, ref)).partition("#")
+        start = self._named.get(resource)
         if not fragment.startswith("/") and fragment:
             start, fragment = self._named.get(f"{resource}#{fragment}"), ""
         if start is None:
@@ -116,12 +117,20 @@ def _children(schema: Schema) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _joined(base: str, uri: str) -> str:
+    """A URI reference as a URI; unchanged if it is none."""
+    try:
+        return urljoin(base, uri)
+    except ValueError:
+        return uri
+
+
 def _at(value: Any, path: list[str]) -> Any:
     """What is at a path, None if nothing is."""
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)
-        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+        elif isinstance(value, list) and step.isdecimal() and len(step) < MOST_DIGITS and int(step) < len(value):
             value = value[int(step)]
         else:
             return None

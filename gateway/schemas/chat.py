@@ -14,7 +14,7 @@ from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort
+from gateway.schemas.thinking import Effort, Verbosity
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
 from gateway.tools import ToolUse
 
@@ -157,7 +157,7 @@ class ChatRequest(GenerationFields):
     moderation: Annotated[None, only()] = None
     reasoning_effort: Effort | None = None
     reasoning: Annotated[None, BeforeValidator(no_options)] = None
-    verbosity: Annotated[None, only("medium")] = None
+    verbosity: Verbosity | None = None
     web_search_options: Annotated[None, only()] = None
 
     @model_validator(mode="after")
@@ -186,6 +186,10 @@ class ChatRequest(GenerationFields):
     @property
     def effort(self) -> Effort | None:
         return self.reasoning_effort
+
+    @property
+    def requested_verbosity(self) -> Verbosity | None:
+        return self.verbosity
 
     @property
     def requested_max_tokens(self) -> int | None:

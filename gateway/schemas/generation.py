@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.schemas.strict import Strict, contradiction, no_options, only
 from gateway.schemas.structured import ConstraintFields
-from gateway.schemas.thinking import Effort, TemplateKwargs, template_variables
+from gateway.schemas.thinking import Effort, TemplateKwargs, Verbosity, template_variables
 from gateway.tools import NO_TOOLS, ToolUse
 from services.models.generation import SamplingDefaults
 from services.requests import SamplingParams
@@ -212,6 +212,11 @@ class GenerationFields(ConstraintFields, ABC):
         return None
 
     @property
+    def requested_verbosity(self) -> Verbosity | None:
+        """How long the answer is to be."""
+        return None
+
+    @property
     def reasoning_field(self) -> str | None:
         """The field that asks the model to reason, if one does."""
         return None if self.effort in (None, "none") else self.effort_field
@@ -224,7 +229,7 @@ class GenerationFields(ConstraintFields, ABC):
     @property
     def template_variables(self) -> dict[str, Any]:
         """The variables that the request gives to the chat template."""
-        return template_variables(self.chat_template_kwargs, self.effort)
+        return template_variables(self.chat_template_kwargs, self.effort, self.requested_verbosity)
 
     @property
     def scored(self) -> int | None:

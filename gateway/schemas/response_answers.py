@@ -121,6 +121,7 @@ class TextFormat(TypedDict):
 
 class ResponseText(TypedDict):
     format: TextFormat
+    verbosity: NotRequired[Literal["low", "medium", "high"]]
 
 
 class ResponseObject(TypedDict):

@@ -12,7 +12,7 @@ from gateway.schemas.generation import NO_DEFAULTS, Count, GenerationFields, Str
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort, Reasoning
+from gateway.schemas.thinking import Effort, Reasoning, Verbosity
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
 from gateway.tools import ToolChoice, ToolUse
 from services.models.generation import SamplingDefaults
@@ -136,7 +136,12 @@ def _included(value: Any) -> bool:
 
 class TextOptions(Strict):
     format: ResponseTextFormat | None = None
-    verbosity: Annotated[None, only("medium")] = None
+    verbosity: Verbosity | None = None
+
+    def echo(self) -> dict[str, Any]:
+        """The options as the response object has them."""
+        told = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {"format": self.format.echo() if self.format else {"type": "text"}, **told}
 
 
 class ResponseStreamOptions(StreamOptions):
@@ -175,6 +180,7 @@ class ResponseRequest(GenerationFields):
     user: Word | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Word | None = None
+    client_metadata: dict[str, Any] | None = None  # what agents say of themselves, no effect
     n: Annotated[None, only(1)] = None
     max_tokens: Annotated[None, only()] = None
     return_token_ids: Annotated[None, only(False)] = None
@@ -200,6 +206,10 @@ class ResponseRequest(GenerationFields):
     @property
     def effort(self) -> Effort | None:
         return self.reasoning.effort if self.reasoning else None
+
+    @property
+    def requested_verbosity(self) -> Verbosity | None:
+        return self.text.verbosity if self.text else None
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -234,7 +244,7 @@ class ResponseRequest(GenerationFields):
             optional |= {"tools": [tool.echo for tool in self.tools], "tool_choice": choice}
         return optional | {
             "instructions": self.instructions,
-            "text": {"format": self.text.format.echo() if self.text and self.text.format else {"type": "text"}},
+            "text": (self.text or TextOptions()).echo(),
             "max_output_tokens": self.max_output_tokens,
             "previous_response_id": self.previous_response_id,
             "background": bool(self.background),

@@ -18,6 +18,7 @@ RESERVED = frozenset(
 )
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 def _template_kwargs(value: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +54,11 @@ class ThinkingConfig(Strict):
         return {} if self.type == "adaptive" else {"enable_thinking": self.type == "enabled"}
 
 
-def template_variables(kwargs: dict[str, Any] | None, effort: Effort | None) -> dict[str, Any]:
+def template_variables(
+    kwargs: dict[str, Any] | None, effort: Effort | None, verbosity: Verbosity | None = None
+) -> dict[str, Any]:
     """The variables that a request gives to the chat template. As in vLLM, an effort is one of them, and it sets
     `enable_thinking` unless `kwargs` do."""
     implied = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    return implied | (kwargs or {})
+    told = {} if verbosity is None else {"verbosity": verbosity}
+    return implied | told | (kwargs or {})

@@ -136,7 +136,8 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
     "modalities": ({"modalities": ["text", "audio"]}, 400, "modalities"),
     "prediction": ({"prediction": {"type": "content", "content": "x"}}, 400, "prediction"),
     "reasoning_effort": ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
-    "verbosity": ({"verbosity": "low"}, 400, "verbosity"),
+    "an unknown verbosity": ({"verbosity": "none"}, 400, "verbosity"),
+    "client_metadata": ({"client_metadata": {"a": "b"}}, 400, "client_metadata"),
     "web_search_options": ({"web_search_options": {}}, 400, "web_search_options"),
     "moderation": ({"moderation": {"model": "x"}}, 400, "moderation"),
 }

@@ -56,7 +56,6 @@ NARROWED: dict[str, set[str]] = {
         "prediction: object",
         "web_search_options: object",
         "modalities: any array but ['text']",
-        *(f"verbosity: '{word}'" for word in ("low", "high")),
         "service_tier: 'scale'",
     },
     "post /v1/responses": {

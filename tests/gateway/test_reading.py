@@ -20,6 +20,7 @@ from gateway.model import ServedModel
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
+from gateway.schemas.responses import ResponseRequest
 from gateway.validation import ValidatedRequest, Validator
 from services.errors import ModelError
 from services.messages import EngineFigures
@@ -180,6 +181,20 @@ def test_thinking_of_a_message(asked: Any, variables: Any, field: str | None, sh
     assert (fields.template_variables, fields.reasoning_field, fields.shows_reasoning) == (variables, field, shown)
     counted = validate(CountTokensRequest, {name: value for name, value in body.items() if name != "max_tokens"})
     assert counted.template_variables == variables
+
+
+def test_the_template_receives_the_verbosity() -> None:
+    """In chat and responses, as other variables; what the template does not use has no effect."""
+    said = [{"role": "user", "content": "hi"}]
+    for word in ("low", "medium", "high"):
+        chat = validate(ChatRequest, {"messages": said, "verbosity": word})
+        response = validate(ResponseRequest, {"input": "hi", "text": {"verbosity": word}})
+        assert chat.template_variables == response.template_variables == {"verbosity": word}
+        assert response.echo()["text"] == {"format": {"type": "text"}, "verbosity": word}
+        own = validate(ChatRequest, {"messages": said, "verbosity": word, "chat_template_kwargs": {"verbosity": 5}})
+        assert own.template_variables == {"verbosity": 5}
+    assert validate(ChatRequest, {"messages": said, "verbosity": None}).template_variables == {}
+    assert "verbosity" not in validate(ResponseRequest, {"input": "hi", "text": {}}).echo()["text"]
 
 
 async def test_without_reasoning(folder: Path) -> None:

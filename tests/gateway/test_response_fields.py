@@ -33,6 +33,7 @@ NEUTRAL = {
     "user": "me",
     "safety_identifier": "me",
     "prompt_cache_key": "x",
+    "client_metadata": {"x-installation-id": "a", "n": 1},
     "n": 1,
     "return_token_ids": False,
 }
@@ -64,13 +65,14 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "much metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     "long metadata": ({"metadata": {"a": "b" * 513}}, "metadata.a"),
     "a long user": ({"user": "a" * 513}, "user"),
+    "an unknown verbosity": ({"text": {"verbosity": "none"}}, "text.verbosity"),
+    "client_metadata that is no object": ({"client_metadata": "a"}, "client_metadata"),
     "an unknown effort": ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     "an empty id": ({"previous_response_id": ""}, "previous_response_id"),
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
     "reasoning": ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-    "a verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a prompt of the dashboard": ({"prompt": {"id": "pmpt_1"}}, "prompt"),

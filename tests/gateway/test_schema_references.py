@@ -218,7 +218,7 @@ def _used(schema: Any, defs: dict[str, Any], seen: set[str]) -> list[Any]:
     return [schema, *(each for part in inner for each in _used(part, defs, seen))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(defs=st.fixed_dictionaries(dict.fromkeys(NAMES, recursive)))
 def test_a_schema_is_refused_if_a_part_of_it_has_no_finite_value(grammar: Grammar, defs: dict[str, Any]) -> None:
     defs = json.loads(json.dumps(defs))
@@ -235,6 +235,46 @@ def test_a_schema_is_refused_if_a_part_of_it_has_no_finite_value(grammar: Gramma
         return
     value = _least(root, defs)
     assert grammar.allows(json_rule(root), json.dumps(value))
+
+
+REFS = [
+    "#",
+    "#/",
+    "#/a",
+    "#/$defs/a/0",
+    "#/items/" + "9" * 5000,
+    "#x",
+    "T",
+    "http://[",
+    "//",
+    "%",
+    "#/%ff",
+    "#/~",
+    "?",
+    "",
+]
+KEYWORDS = ["$ref", "$id", "id", "$anchor", "$schema", "type", "enum", "properties", "patternProperties", "required"]
+KEYWORDS += ["additionalProperties", "minProperties", "items", "prefixItems", "additionalItems", "minItems", "anyOf"]
+KEYWORDS += ["allOf", "$defs", "format", "a"]
+soup = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from([*REFS, "object", "array"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), soup, max_size=5))
+def test_what_is_no_schema_is_an_error_of_the_grammar(schema: dict[str, Any]) -> None:
+    for make in (json_rule, closed):
+        try:
+            make(schema)
+        except GrammarError:
+            continue
 
 
 # --- formats -------------------------------------------------------------------------------------------------
