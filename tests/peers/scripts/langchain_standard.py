@@ -62,4 +62,4 @@ class TestMessages(_Standard):
 
 if __name__ == "__main__":
     options = ("--asyncio-mode=auto", "-o", "asyncio_default_test_loop_scope=session")
-    pytest_steps.run(Path(__file__).parent, ".", *options)
+    pytest_steps.run(Path(__file__).parent, Path(__file__).name, *options)

@@ -26,7 +26,6 @@ import requests
 from transformers import AutoTokenizer
 
 OF_OPENAI = re.compile(r"(:\d+)/(chat/completions|models|responses)\b")  # llama.cpp's have no /v1
-
 MOCKED = ("vllm.", "tests.utils.", "torch.", "fastapi.", "pybase64.")
 
 _ask = requests.Session.request
@@ -91,13 +90,9 @@ class _Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if f"{name}.".startswith(MOCKED) else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        tokenizer = AutoTokenizer.from_pretrained(os.environ["ORCA_MODEL_FOLDER"])
-        given = {
-            "RemoteOpenAIServer": RemoteOpenAIServer,
-            "ROCM_EXTRA_ARGS": [],
-            "get_tokenizer": lambda *_, **__: tokenizer,
-        }
-        return MagicMock(**given)
+        folder = os.environ["ORCA_MODEL_FOLDER"]
+        given = {"RemoteOpenAIServer": RemoteOpenAIServer, "ROCM_EXTRA_ARGS": []}
+        return MagicMock(**given, get_tokenizer=lambda *_, **__: AutoTokenizer.from_pretrained(folder))
 
     def exec_module(self, module: types.ModuleType) -> None: ...
 
@@ -112,7 +107,6 @@ if __name__ == "__main__":
         pytest_steps.run(llama_cpp, "unit")
     else:
         sys.meta_path.insert(0, _Mocks())
-        sys.modules["tests.conftest"] = MagicMock()  # pytest finds it before
         folder = "tests/entrypoints"
         options = (f"--confcutdir={folder}", "--continue-on-collection-errors", "--asyncio-mode=auto")
         pytest_steps.run(pytest_steps.SUITE, folder, *options)
