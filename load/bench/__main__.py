@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from load.options import parser as part_parser
 from load.report import machine, table
 from services.engine.settings import EngineSettings
 
-LIMIT = 150.0  # seconds of a part
+LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 GRACE = 30.0  # seconds after the run's end in which a part may end
 TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py")
@@ -128,6 +129,7 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--batch-invariant", action="store_true", help="as in `orca serve`")
     parser.add_argument("--minutes", type=float, default=30.0, help="no measurement begins after this time")
+    parser.add_argument("--limit", type=float, help=f"seconds of a part; default {LIMIT:g} on a GPU, none on a CPU")
     parser.add_argument(
         "--results", type=Path, metavar="FOLDER", help="write DATE-DEVICE-MODEL.json and .md there, after each part"
     )
@@ -144,11 +146,13 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
         cache_dir=given.cache_dir,
     )
     bench = Bench(given.shape, given.model, plan, settings, Budget(60 * given.minutes), scale)
-    return run(bench, given.part or (OF_A_GPU if bench.device.type == "cuda" else OF_A_CPU), given.results)
+    parts, limit = (OF_A_GPU, LIMIT) if bench.device.type == "cuda" else (OF_A_CPU, inf)
+    return run(bench, given.part or parts, given.limit or limit, given.results)
 
 
-def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
-    """Run `parts` in this order and print each as soon as it is measured; returns as `main` does."""
+def run(bench: Bench, parts: Sequence[str], limit: float, to: Path | None) -> int:
+    """Run `parts` in this order, each for `limit` seconds at most, and print each as soon as it is measured; returns as
+    `main` does."""
     versions = " ".join(f"{name}-{version(name)}" for name in ("torch", "transformers"))
     described = f"{machine()}; {bench.device_name}; {bench.name}, {bench.dtype}; {versions} CUDA-{torch.version.cuda}"
     described += f"; load average {os.getloadavg()[0]:.1f}"
@@ -161,7 +165,7 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
         try:
             if bench.budget.spent:
                 raise TimeoutError("the time is spent")
-            with _limit(min(LIMIT, bench.budget.left + GRACE)):
+            with _limit(min(limit, bench.budget.left + GRACE)):
                 of_part = PARTS[part][0](bench)
         except Exception as error:  # other parts must run
             traceback.print_exc()

@@ -79,18 +79,25 @@ def read(folder: Path) -> dict[str, Result]:
 
 
 def write(folder: Path, page: Path) -> None:
-    """Draw all plots of the results in `folder`, and write the page, whose links lead there."""
+    """Draw all plots of the results in `folder`, and write the page."""
+    for name, result in read(folder).items():
+        plots = parts.known()[name].plots(Found(result.figures, result.series))
+        for file, panels in plots.items():
+            draw(folder / f"{file}.png", panels, f"{result.model}; {result.machine}")
+    page.write_text(page_of(folder, page.parent))
+
+
+def page_of(folder: Path, beside: Path) -> str:
+    """The page in the folder `beside`, whose links lead to the plots in `folder`: all results, then the files as they
+    are, the newest first."""
     results, sections = read(folder), [ABOUT]
     for name, part in parts.known().items():
         if name in results:
-            result = results[name]
-            plots = part.plots(Found(result.figures, result.series))
-            for file, panels in plots.items():
-                draw(folder / f"{file}.png", panels, f"{result.model}; {result.machine}")
-            links = [(folder / f"{file}.png").relative_to(page.parent).as_posix() for file in plots]
-            sections.append(result.section(part.HELP, links))
+            plots = part.plots(Found(results[name].figures, results[name].series))
+            links = [(folder / f"{file}.png").relative_to(beside).as_posix() for file in plots]
+            sections.append(results[name].section(part.HELP, links))
     sections += [file.read_text().strip() for file in sorted(folder.glob("*.md"), reverse=True)]
-    page.write_text("\n\n".join(sections) + "\n")
+    return "\n\n".join(sections) + "\n"
 
 
 def _commit() -> str:

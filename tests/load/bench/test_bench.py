@@ -32,10 +32,12 @@ CPU = torch.device("cpu")
 SHORT = Scale(window=0.0001, budget=0.0, row_counts=(1, 32), steps=4, times=1, sampler_batches=(3, 8), trace=paper(34))
 
 
-def bench(folder: Path, *parts: str, model: tuple[str, str] = ("--shape", "tiny")) -> tuple[int, dict[str, Any]]:
+def bench(
+    folder: Path, *parts: str, model: tuple[str, str] = ("--shape", "tiny"), more: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any]]:
     """Run these parts; returns the exit status and the JSON that was written."""
     asked = [argument for part in parts for argument in ("--part", part)]
-    told = [*model, "--device", "cpu", "--dtype", "float32", "--results", str(folder)]
+    told = [*model, *more, "--device", "cpu", "--dtype", "float32", "--results", str(folder)]
     status = bench_command.main([*told, *asked], SHORT)
     (out,) = folder.glob("*-cpu-*.json")
     return status, json.loads(out.read_text())
@@ -99,10 +101,9 @@ def test_a_part_that_takes_too_long_costs_no_other_part(tmp_path: Path, monkeypa
     def waits(bench: object) -> Any:
         time.sleep(60.0)
 
-    monkeypatch.setattr(bench_command, "LIMIT", 0.5)
     monkeypatch.setitem(bench_command.PARTS, "mixed", (waits, ""))
     monkeypatch.setitem(bench_command.PARTS, "rates", (lambda bench: PartResult("", 1), ""))
-    status, found = bench(tmp_path, "mixed", "rates")
+    status, found = bench(tmp_path, "mixed", "rates", more=("--limit", "0.5"))
     assert (status, list(found["failed"]), found["parts"]) == (1, ["mixed"], {"rates": 1})
     assert found["failed"]["mixed"].startswith("TimeoutError: not done after")
 

@@ -25,11 +25,12 @@ from load.evaluation.parts import (
 from load.evaluation.parts.overload import Results
 from load.evaluation.parts.recovery import Kill
 from load.evaluation.rates import EITHER, ITERATION, LOADS, REQUEST, Variant, to_json
-from load.evaluation.results import Clock, Result, read, save
+from load.evaluation.results import Clock, Result, page_of, read, save
 from load.evaluation.spent import Busy, Spent
 from load.options import Options
 from load.processes import CLIENT
 from load.report import Figures, tables
+from load.server import ROOT
 from load.trace import Answer, HttpRequest, Request, Run
 from services.engine.null import NullEngine
 from services.messages import EngineFigures
@@ -92,6 +93,12 @@ def test_the_json_of_all_parts_makes_plots_and_the_page(tmp_path: Path) -> None:
     assert all(f"](evaluation/{name}.png)" in page for name in drawn)
     assert (folder / "peers.png").read_bytes().startswith(PNG)
     assert "| paper | 500 | 390 |" in page
+
+
+def test_the_page_of_the_documents_is_made_of_its_files() -> None:
+    """`python -m load.evaluation --draw` writes it."""
+    docs = ROOT / "docs"
+    assert (docs / "measurements.md").read_text() == page_of(docs / "evaluation", docs)
 
 
 def test_a_figure_of_the_paper_measures_every_variant(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
