@@ -26,8 +26,6 @@ from services.messages import EngineFigures, Exchange, Iteration, IterationResul
 from services.metrics import Counters
 from services.seats import engine_of
 
-CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
-
 log = logging.getLogger(__name__)
 
 
@@ -221,7 +219,7 @@ class EngineLoop:
             return self._session.retry_at()
         if not self._pending or self._session.in_doubt or self._scheduler.has_commits():
             return -inf
-        return self._session.started_at + (CLAIM_INTERVAL if self._scheduler.has_only_lines() else self._renewal)
+        return self._session.started_at + min(self._renewal, self._scheduler.claim_interval())
 
     def _next_exchange(self) -> Exchange:
         commits = self._scheduler.take_commits()

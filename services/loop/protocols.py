@@ -78,8 +78,10 @@ class Scheduler(Protocol):
         """Return whether `take_commits` would return something."""
         ...
 
-    def has_only_lines(self) -> bool:
-        """Return whether all requests are lines of batches, which give way to any other request."""
+    def claim_interval(self) -> float:
+        """Return the most seconds between exchanges that the requests here allow. It is short while all of them give
+        way to any other request.
+        """
         ...
 
     def wait_time(self) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from services.scheduling.budget import Budget, LineBudget
+from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
 from services.scheduling.in_flight import InFlight
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.last_class import LineBudget
 from services.scheduling.request_entry import RequestEntry
 from services.scheduling.request_queues import RequestQueues
 

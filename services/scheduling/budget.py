@@ -1,8 +1,7 @@
-"""Budget: how many tokens an iteration may compute, and LineBudget: the same if only lines of batches run."""
+"""Budget: how many tokens an iteration may compute."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf, sqrt
 
 from services.scheduling.cost_model import CostModel
@@ -11,8 +10,6 @@ from services.scheduling.knobs import Knobs
 FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
 LEAST_STRETCH = 2.0  # an automatic target is at least this many times the cost of the decodes in the iteration
-LINE_TARGET = 0.05  # seconds of an iteration of lines of batches
-LINE_LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
 
 
 class Budget:
@@ -140,28 +137,3 @@ class Budget:
         if bend == 0.0:
             return left / slope if slope else inf
         return (sqrt(slope * slope + 4 * bend * left) - slope) / (2 * bend)
-
-
-class LineBudget(Budget):
-    """The budget of iterations with nothing but lines of batches.
-
-    A request that arrives waits for the end of the current iteration, which therefore takes about `LINE_TARGET` seconds
-    at most: prompts are computed in chunks, and only as many lines decode as fit, but at least one.
-    """
-
-    def __init__(self, knobs: Knobs, cost: CostModel) -> None:
-        self._asked = inf if knobs.tbt_target is None or knobs.stretch_target else knobs.tbt_target
-        super().__init__(replace(knobs, tbt_target=LINE_TARGET), cost)
-
-    def _target_beside(self, decodes: int, pairs: int) -> float:
-        target = max(LINE_TARGET, LINE_LEAST_SHARE * self._cost.seconds(1, 1 + int(self._context)))
-        return min(target, self._asked)
-
-    def max_decodes(self, wanted: int) -> int:
-        wanted = super().max_decodes(wanted)
-        fixed, per_token, per_pair = self._cost.coefficients
-        each = per_token + per_pair * (1 + self._context)
-        if not self._cost.known or each <= 0.0:
-            return wanted
-        assert self._target is not None
-        return min(wanted, max(1, int((self._target - fixed) / each)))

@@ -8,8 +8,8 @@ from itertools import chain
 from math import inf
 
 from services.messages import Claim, Commit, End, EngineFigures, IterationResult, Logprobs, NewRequest
-from services.requests import BATCH_CLASS
 from services.scheduling.block_pool import BlockHashes
+from services.scheduling.last_class import is_last
 from services.scheduling.stopping import StopChecker, StopRules
 
 SUSPECT = 2  # from this number of strikes on, a request has to run alone until it brings a token
@@ -54,7 +54,7 @@ class RequestEntry:
     def __init__(self, claim: Claim, rules: StopRules, block_hashes: BlockHashes, now: float) -> None:
         self._claim = claim
         self.id, self.rank, self.priority, self.tenant = claim.id, claim.rank, claim.priority, claim.tenant
-        self.is_line = claim.priority >= BATCH_CLASS  # a line of a batch: it runs if no other request is here
+        self.is_line = is_last(claim.priority)  # a line of a batch: it runs if no other request is here
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.stop_checker = StopChecker(rules, claim.sampling, len(claim.prompt))
         self.max_tokens = len(claim.prompt) + self.stop_checker.max_output_tokens  # tokens at which it ends by length

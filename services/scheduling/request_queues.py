@@ -11,10 +11,9 @@ from services.messages import EngineFigures, Room
 from services.requests import BATCH_CLASS, FEATURES
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.last_class import LULL
 from services.scheduling.order import Order, is_guest
 from services.scheduling.request_entry import RequestEntry
-
-LULL = 0.5  # seconds without other requests after which lines of batches run
 
 _rank = attrgetter("rank")
 

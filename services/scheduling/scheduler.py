@@ -29,6 +29,7 @@ from services.scheduling.cost_model import CostModel, WarmUpTime
 from services.scheduling.in_flight import InFlight
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.last_class import CLAIM_INTERVAL
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
 from services.scheduling.request_entry import RequestEntry
@@ -217,9 +218,9 @@ class Scheduler:
         """Return whether there are tokens or ends to commit."""
         return bool(self._outbox)
 
-    def has_only_lines(self) -> bool:
-        """Return whether all requests are lines of batch files, and there is at least one."""
-        return self._queues.only_lines
+    def claim_interval(self) -> float:
+        """Return the most seconds between exchanges that the requests here allow."""
+        return CLAIM_INTERVAL if self._queues.only_lines else inf
 
     def wait_time(self) -> float:
         """Return the seconds until lines of batches may run, if nothing else is here; infinite otherwise."""

@@ -106,3 +106,14 @@ async def test_a_build_that_compares_tokens_alone_leaves_it_to_another_seat(serv
 
     assert await number("seq:plain/0", "tokens_max") == 7
     assert LONGEST < await number("seq:salted/0", "tokens_max") <= await number("seat:later", "slots")
+
+
+async def test_a_seat_that_the_build_before_took_over_has_no_feature(server_pools):
+    """That build writes how large its engine is, and nothing of features."""
+    pool = await server_pools()
+    earlier = await Owner.take(pool, "earlier")
+    await (await Owner.take(pool, "taken")).exchange(room=replace(LATER, requests=0))
+    await pool._server.command("HSET", f"{pool._prefix}seat:taken", "slots", LONGEST)
+    await pool.submit(salted("salted"))
+    assert await earlier.claim(EARLIER) == []
+    assert (await stored(pool, "salted/0")).end == UNSERVED

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
-from services.scheduling.request_queues import LULL
+from services.scheduling.last_class import LULL
 from tests.services.scheduling.engine_model import EOS, EngineModel, expected
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40

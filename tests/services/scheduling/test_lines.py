@@ -13,8 +13,7 @@ from services.messages import Claim
 from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
-from services.scheduling.budget import LINE_TARGET
-from services.scheduling.request_queues import LULL
+from services.scheduling.last_class import CLAIM_INTERVAL, LULL, TARGET
 from tests.services.scheduling.scripted import Script, claim, scripted
 
 ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])
@@ -35,9 +34,9 @@ def test_lines_are_paused_while_another_request_is_here(order: str) -> None:
     s = world(order)
     s.scheduler.add([line(0), line(1)])
     s.step()
-    assert s.scheduler.has_only_lines()
+    assert s.scheduler.claim_interval() == CLAIM_INTERVAL
     s.scheduler.add([claim("a", 1, 4, 2)])
-    assert not s.scheduler.has_only_lines()
+    assert s.scheduler.claim_interval() == inf
     batches = []
     for _ in range(3):
         s.step()
@@ -122,8 +121,8 @@ def test_an_iteration_of_lines_is_short() -> None:
         s.select()
         seconds.append(0.01 + 0.001 * sum(s.batch.values()))
         s.finish(elapsed=seconds[-1])
-    assert max(seconds[20:]) <= LINE_TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
-    assert min(seconds[20:100]) >= LINE_TARGET / 2
+    assert max(seconds[20:]) <= TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
+    assert min(seconds[20:100]) >= TARGET / 2
 
 
 def test_an_iteration_of_other_requests_is_not_bounded() -> None:

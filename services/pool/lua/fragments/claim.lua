@@ -52,7 +52,7 @@ local function engines_elsewhere(seat)
   for _, name in ipairs(names) do
     if name ~= seat then
       local known = redis.call("HMGET", P .. "seat:" .. name, "slots", "features")
-      engines[#engines + 1] = known[1] and { tokens_in(known[1]), known[2] and cmsgpack.unpack(known[2]) or {} }
+      engines[#engines + 1] = known[1] and { tokens_in(known[1]), features_in(known[1], known[2]) }
     end
   end
   return engines

@@ -21,6 +21,7 @@ local function class_of(request, class)
   return tonumber(g[1]), tonumber(g[2] or class and string.match(class, "^%S+ (%S+)") or 0), tonumber(g[3])
 end
 
+-- That text; false if arrival alone orders the group.
 local function class_for_the_build_before(priority, ageing, arrival)
   return is_line(priority) and "lines" or ageing > 0 and string.format("%.0f %.0f %.0f", priority, ageing, arrival)
 end

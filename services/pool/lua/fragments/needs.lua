@@ -16,6 +16,12 @@ local function tokens_in(stored)
   return tonumber(stored) % FAR
 end
 
+-- The features of a seat with these `slots` and `features`. If the build before has the seat now, it has written the first
+-- alone.
+local function features_in(slots, features)
+  return tonumber(slots) >= FAR and cmsgpack.unpack(features) or {}
+end
+
 -- Whether an engine of this size (tokens; 0: not known) and with these features can serve a sequence.
 local function can_serve(longest, features, tokens, needs)
   local has = {}
