@@ -34,7 +34,7 @@ ENGINE = Path(__file__).parents[2]
 
 # The largest difference at which the fast path serves: of the logits of two random layers, in units of the root mean
 # square of their row. Measured on a CPU with AVX512-BF16 for llama, qwen2, qwen3, mistral and gpt2 of hidden size 64,
-# SmolLM2-135M of 576, and the models of load/bench/engine/families.py, with blocks of 5, 16 and 32 tokens: float32 2e-6
+# SmolLM2-135M of 576, and layers in the shapes of real models, with blocks of 5, 16 and 32 tokens: float32 2e-6
 # to 2e-5 (another order of sums), bfloat16 0.02 to 0.05 (a rounding is 2**-9, twice for each product), int8 0.07 to
 # 0.17, keys and values in int8 0.03 to 0.07 (with bfloat16 too). Unrelated logits differ by 4 or more. A bound is three
 # times the largest of these, and more where the difference grows with the length of sums: that of float32 grows with
