@@ -167,7 +167,7 @@ class StreamedAnswer:
         pieces = delta.get("tool_calls") or ()
         for piece in pieces:
             _extend_call(choice.calls, piece)
-        choice.token_ids += part.get("token_ids", ())
+        choice.token_ids += part.get("token_ids") or ()
         choice.logprobs += _token_logprobs(part.get("logprobs") or {})
         if reason := part.get("finish_reason"):
             if choice.finish_reason:

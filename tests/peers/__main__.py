@@ -40,7 +40,7 @@ def main() -> int:
     print("\n" + judge.table(verdicts))
     if options.markdown:
         options.markdown.write_text(judge.replaced(options.markdown.read_text(), verdicts))
-    return int(any(verdict.failed for verdict in verdicts))
+    return int(any(verdict.failed or verdict.missing for verdict in verdicts))
 
 
 def _options() -> argparse.Namespace:

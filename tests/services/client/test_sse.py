@@ -91,6 +91,15 @@ def follow(answer: StreamedAnswer, *parts: list[Event]) -> StreamedAnswer:
     return answer
 
 
+def test_tokens_that_were_not_asked_for_are_null() -> None:
+    """As in an answer that is not a stream, which load tests read as one event."""
+    whole = completion("a", "length")
+    whole["choices"][0]["token_ids"] = None
+    answer = StreamedAnswer()
+    answer.feed(Event(json.dumps(whole)))
+    assert (answer.choices[0].text, answer.choices[0].token_ids) == ("a", [])
+
+
 def test_tokens_of_each_choice_over_two_connections() -> None:
     first = events(TWO)[:4]
     answer = follow(StreamedAnswer(), first)

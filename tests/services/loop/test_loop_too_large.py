@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from load.reference.seats import RETURN_TIME
 from services.errors import EngineLost
 from services.pool.scripts import TOO_LARGE
 from tests.services.loop.world import BLOCK, Connection, World, stop, virtual
@@ -46,7 +47,7 @@ async def test_two_engines_of_different_size() -> None:
 
 @virtual
 async def test_the_larger_of_two_engines_is_lost() -> None:
-    """The long request waits one minute for that seat, while others are served, and then ends."""
+    """The long request waits for that seat, while others are served, and then ends."""
     small, large = World(blocks=SMALL, lease=1e9), World(blocks=LARGE, lease=1e9)
     large.pool, large.connection = small.pool, Connection(small.pool, 0.001)
     running = asyncio.create_task((await small.take_seat(seat="c/0")).run())
@@ -59,11 +60,12 @@ async def test_the_larger_of_two_engines_is_lost() -> None:
     await small.pool.release("c/1", large.epoch, large.loop.in_flight)
     await small.ended(*short)
     assert await end_of(small, long) is None
-    await asyncio.sleep(61.0)
+    assert [(await small.read(id))[1] for id in short] == ["length"] * 4
+    await asyncio.sleep(RETURN_TIME + 1)
     late = await small.submit("late")
     await small.ended(long, late)
     assert await end_of(small, long) == TOO_LARGE
-    assert [(await small.read(id))[1] for id in (*short, late)] == ["length"] * 5
+    assert (await small.read(late))[1] == "length"
     await stop(small, running)
 
 

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from pool_helpers import Owner, all_events, group
+from pool_helpers import Owner, all_events, group, let_time_pass
 
-from load.reference.pool import ReferencePool
-from services.loop.clock import RealClock, run_in_virtual_time
+from load.reference.seats import RETURN_TIME
 from services.messages import Room
 from services.pool.scripts import TOO_LARGE
 
@@ -49,30 +48,28 @@ async def test_an_engine_of_unknown_size_may_hold_it(pool):
     assert await end_of(pool, "long/0") == TOO_LARGE
 
 
-async def test_it_waits_a_while_for_a_seat_that_lost_its_owner(pool):
-    small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
+async def test_it_waits_for_a_seat_that_lost_its_owner_as_long_as_a_start_may_take(pool):
+    large = await Owner.take(pool, "large")
     await large.exchange(room=LARGE)
     await pool.submit(group("long", **LONG))
     await pool.release("large", large.epoch)
+    let_time_pass(pool, RETURN_TIME - 60)
+    small = await Owner.take(pool, "small")
     assert await small.claim(SMALL) == []
     assert await end_of(pool, "long/0") is None
     again = await Owner.take(pool, "large")
     assert await again.claim(LARGE) == ["long/0"]
 
 
-def test_it_does_not_wait_forever_for_a_seat_that_lost_its_owner():
-    async def main():
-        clock = RealClock()
-        pool = ReferencePool(clock)
-        small, large = await Owner.take(pool, "small", lease=1e9), await Owner.take(pool, "large", lease=1e9)
-        await large.exchange(room=LARGE)
-        await pool.submit(group("long", **LONG))
-        await pool.release("large", large.epoch)
-        await clock.wait_any([], 61.0)
-        assert await small.claim(SMALL) == []
-        assert await end_of(pool, "long/0") == TOO_LARGE
-
-    run_in_virtual_time(main())
+async def test_it_does_not_wait_forever_for_a_seat_that_lost_its_owner(pool):
+    large = await Owner.take(pool, "large")
+    await large.exchange(room=LARGE)
+    await pool.submit(group("long", **LONG))
+    await pool.release("large", large.epoch)
+    let_time_pass(pool, RETURN_TIME + 1)
+    small = await Owner.take(pool, "small")
+    assert await small.claim(SMALL) == []
+    assert await end_of(pool, "long/0") == TOO_LARGE
 
 
 async def test_a_sequence_that_does_not_fit_now_blocks_those_behind_it(pool):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import Findings, disturb, draw_requests, learn
+from engine_lives import Findings, disturb, draw_requests, learn
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
