@@ -10,8 +10,11 @@ import pytest
 
 from load.trace import Request
 from load.workloads import equal_size, short_long_mix
-from services.messages import Iteration
+from services.messages import Iteration, NewSequence, Submission
+from services.requests import BATCH_CLASS, SamplingParams
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
+from services.scheduling.last_class import CLAIM_INTERVAL, LULL
+from tests.services.loop.test_request_stats import counted
 from tests.services.loop.world import EOS, SEAT, WORD, World, stop, virtual
 
 
@@ -114,7 +117,7 @@ async def test_pipeline_stages_are_kept_busy_with_as_many_batches() -> None:
 @virtual
 async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> None:
     """An iteration takes 0.1 s, and its result arrives 0.05 s later."""
-    spent = {}
+    spent, measured = {}, {}
     for lookahead in (0, 1):
         world = World(iteration=lambda it: 0.1, knobs=Knobs(4, lookahead=lookahead))
         world.engine.delay = 0.05
@@ -126,6 +129,8 @@ async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> 
         assert await world.read(id) == ([WORD] * 10, "length")
         assert len(starts) == 10  # an end by length is known in advance, so no iteration is wasted
         await stop(world, loop)
+        measured[lookahead] = counted(world)["orca:iteration_seconds_sum|0"]
+    assert measured == pytest.approx({0: 10 * 0.15, 1: 0.15 + 9 * 0.1})  # each from the end of the one before it
     assert spent == {0: {0.15}, 1: {0.1}}
 
 
@@ -164,6 +169,22 @@ async def test_a_slow_pool_does_not_slow_the_engine() -> None:
     await world.ended(id)
     assert all(round(later - sooner, 6) == 0.01 for (sooner, _), (later, _) in pairwise(world.engine.ran))
     assert await world.read(id) == ([WORD] * 20, "length")
+    assert len(world.loop._engine_lost._callbacks) <= 1  # type: ignore[attr-defined]  # those of earlier waits are gone
+    await stop(world, loop)
+
+
+@virtual
+async def test_lines_of_batches_start_after_the_lull_and_requests_are_claimed_beside_them() -> None:
+    world = World(lease=30.0, iteration=lambda it: 0.3)
+    other = await world.submit("a", new=1)
+    line = NewSequence("line/0", [WORD], SamplingParams(2))
+    await world.pool.submit(Submission("line", "g", [line], priority=BATCH_CLASS))
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(other, line.id)
+    (_, second, _) = (began for began, _ in world.engine.ran)
+    assert second == pytest.approx(LULL, abs=0.05)  # after the last selection with another request
+    beside = [time for time, _ in world.connection.sent if second + 0.02 < time < second + 0.28]
+    assert len(beside) > 0.2 / CLAIM_INTERVAL
     await stop(world, loop)
 
 
@@ -193,6 +214,7 @@ async def test_stop_commits_the_iteration_in_flight_and_claims_nothing_more() ->
     world.loop.stop()
     await loop
     assert now_is(2.0)
+    assert not world.connection.sent[-1][1].idle
     assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2 + [([], None)]
     await world.pool.release(SEAT, world.epoch)
     again = asyncio.create_task((await world.take_seat("another")).run())
@@ -223,10 +245,8 @@ async def test_figures_are_sent_once_and_counters_add_up() -> None:
     await world.ended(*ids)
     await stop(world, loop)
     assert [x.figures for _, x in world.connection.sent] == [world.figures] + [None] * (len(world.connection.sent) - 1)
-    sums: dict[str, float] = {}
-    for exchange in {x.call: x for _, x in world.connection.sent}.values():
-        for name, value in exchange.counters.items():
-            sums[name] = sums.get(name, 0) + value
+    sums = counted(world)
+    assert sums["orca:exchange_seconds_sum|0"] == pytest.approx(0.001 * (len(world.connection.sent) - 1))
     assert sums["orca:iterations|0"] == 3
     assert sums["orca:mixed_iterations|0"] == 1
     assert sums["vllm:prompt_tokens|0"] == 35

@@ -56,6 +56,8 @@ def test_it_learns_from_iterations_of_each_size() -> None:
 def test_a_slow_iteration_is_forgotten_after_a_while() -> None:
     cost = IterationCost()
     cost.finished(iteration([], 1), 100.0)
+    cost.finished(iteration([], 1), 0.1)
+    assert cost.estimate(iteration([], 1)) > 90
     for _ in range(1000):
         cost.finished(iteration([], 1), 0.1)
     assert cost.estimate(iteration([], 1)) == pytest.approx(0.1)
@@ -77,6 +79,7 @@ def test_a_chunk_counts_its_context_and_a_cached_prefix_is_not_computed() -> Non
     assert cost.work(Iteration("e", 2, {"a": 1024})) == 1024 + (1024 * 1024 + 1024**2 // 2) // 512
     cost.finished(Iteration("e", 2, {"a": 3072}), 1.0)
     assert cost.work(Iteration("e", 4, {"a": 1})) == 1
+    assert cost.estimate(iteration([], 1 << 15)) == 2.0  # the second chunk had more work than 1 << 14
     found = NewRequest("b", [5] * 4096, 4096, SamplingParams(9), num_computed_tokens=4080)
     assert cost.work(Iteration("e", 5, {"b": 16}, [found])) == 16 + (16 * 4080 + 128) // 512
 
@@ -91,3 +94,6 @@ def test_a_prompt_is_tracked_to_its_end_with_any_chunks() -> None:
     cost.finished(Iteration("e", 3, {"b": 1}, [long, NewRequest("b", [5], 1, SamplingParams(1))]), 1.0)
     cost.finished(Iteration("e", 4, {"c": 1}, [NewRequest("c", [5], 1, SamplingParams(1))], released=["a"]), 1.0)
     assert cost.work(Iteration("e", 5, {"a": 512, "b": 512, "c": 512})) == 3 * 512
+    cost.finished(Iteration("e", 5, {"a": 1}, [long]), 1.0)
+    cost.finished(Iteration("of another owner", 1, {"c": 1}), 1.0)
+    assert cost.work(Iteration("of another owner", 2, {"a": 512})) == 512

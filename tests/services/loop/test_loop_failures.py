@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any, NoReturn
 
 import pytest
 
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
+from services.loop.observers import Leaving, Observer
 from services.messages import Exchange, ExchangeReply, Room
-from tests.services.loop.world import SEAT, WORD, World, stop, virtual
+from tests.services.loop.world import SEAT, WORD, Connection, World, now, stop, virtual
 
 
 @virtual
@@ -30,6 +33,50 @@ async def test_the_engine_continues_while_the_pool_is_away() -> None:
     assert len(repeated[0].commits[0].tokens) == 1
     after = next(x for _, x in world.connection.sent if x.call == repeated[0].call + 1)
     assert len(after.commits[0].tokens) > 5  # the tokens of the outage
+    await stop(world, loop)
+
+
+@virtual
+async def test_retries_are_delayed_more_and_more_and_the_next_outage_begins_anew() -> None:
+    world = World(lease=1.5, iteration=lambda it: 100.0)
+    id = await world.submit("a")
+    loop = asyncio.create_task((await world.take_seat()).run())
+    for start in (0.75, 6.75):  # the lease is renewed every 0.5 s
+        await asyncio.sleep(start - now())
+        before, world.connection.down = len(world.connection.sent), "request"
+        await asyncio.sleep(3)
+        world.connection.down = ""
+        await asyncio.sleep(1)
+        sent = world.connection.sent[before:]
+        calls = [time for time, x in sent if x is sent[0][1]]
+        # after each failure, which takes 0.001 s
+        gaps = [round(later - sooner - 0.001, 3) for sooner, later in pairwise(calls)]
+        assert gaps == [0.02, 0.04, 0.08, 0.16, 0.32] + [0.5] * (len(gaps) - 5)
+        after, full = sent[len(calls)]
+        assert full.holds == [id], "the full state"
+        assert after - calls[-1] == pytest.approx(0.001), "at once"
+    loop.cancel()
+
+
+@virtual
+async def test_a_bell_that_fails_or_hangs_leads_to_the_next_exchange() -> None:
+    world, cancelled = World(lease=3.0), []
+
+    async def hang(seat: str, timeout: float) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(round(now(), 1))
+
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    world.connection.cut()
+    await asyncio.sleep(0.25)
+    world.connection.wait_bell = hang  # type: ignore[method-assign]
+    await asyncio.sleep(4)
+    sent = [(round(time, 2), x.holds) for time, x in world.connection.sent]
+    assert sent == [(0.0, []), (0.52, []), (1.52, None), (3.52, None)], "a dead connection does not cost the lease"
+    assert cancelled == [3.5]
     await stop(world, loop)
 
 
@@ -159,7 +206,13 @@ async def test_after_a_lost_engine_tokens_reach_a_pool_that_comes_back_in_time()
 
 @virtual
 async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() -> None:
-    world = World(iteration=lambda it: 1.0)
+    world, left = World(iteration=lambda it: 1.0), []
+
+    class Noted(Observer):
+        def close(self, leaving: Leaving | None) -> None:
+            left.append(leaving)
+
+    world.observers = [Noted()]
     world.engine.dies = 2
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -170,6 +223,7 @@ async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() 
     world.connection.down = ""
     with pytest.raises(StaleEpoch):
         await loop
+    assert left == [None], "another scheduler owns its requests"
     assert await world.read(id) == ([], None)
 
 
@@ -191,7 +245,8 @@ async def test_a_reported_death_of_the_engine_ends_a_busy_loop_at_once() -> None
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(2.5)
-    world.loop.lose(EngineLost("its connection closed"))
+    for _ in range(2):  # it may be seen twice
+        world.loop.lose(EngineLost("its connection closed"))
     with pytest.raises(EngineLost, match="its connection closed"):
         await loop
     assert world.loop.in_flight == [id]
@@ -231,12 +286,42 @@ async def test_after_an_outage_the_full_state_is_sent_once() -> None:
     await stop(world, loop)
 
 
+@pytest.mark.parametrize(
+    ("fields", "runs"),
+    [
+        ({"lost": True}, True),
+        ({"foreign": ["a/0"]}, True),  # it was given out again
+        ({"have": {"a/0": 0}}, True),
+        ({"cancelled": ["a/0"]}, False),
+    ],
+)
 @virtual
-async def test_inconsistent_blocks_end_the_ownership() -> None:
+async def test_a_reply_that_shows_a_loss_is_followed_by_the_full_state(fields: dict[str, Any], runs: bool) -> None:
+    world, exchange = World(), Connection.exchange
+    await world.submit("a")
+
+    async def lossy(sent: Exchange) -> ExchangeReply:
+        reply = await exchange(world.connection, sent)
+        return replace(reply, **fields) if reply.claims else reply
+
+    world.connection.exchange = lossy  # type: ignore[method-assign]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.05)
+    assert [x.holds for _, x in world.connection.sent] == [[], ["a/0"] if runs else None]
+    assert world.scheduler.held() == ["a/0"]
+    assert len(world.engine.ran) == runs
+    loop.cancel()
+
+
+@pytest.mark.parametrize(("seconds", "committed"), [(0.15, 2), (4.0, 1)])
+@virtual
+async def test_inconsistent_blocks_end_the_ownership(seconds: float, committed: int) -> None:
+    """A call that is pending may take a third of the lease."""
     world = World(iteration=lambda it: 0.1)
-    await world.submit("a", new=3)
+    id = await world.submit("a", new=3)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
+    world.connection.seconds = seconds
     world.scheduler.blocks.allocate("nobody", [], 1)  # the damage
     with pytest.raises(SchedulerFault) as fault:
         await loop
@@ -244,6 +329,7 @@ async def test_inconsistent_blocks_end_the_ownership() -> None:
     sent = len(world.connection.sent)
     await asyncio.sleep(30)
     assert len(world.connection.sent) == sent  # nothing more is written, and the lease expires
+    assert await world.read(id) == ([WORD] * committed, None)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "dropped"])
@@ -283,16 +369,18 @@ async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
     await stop(world, loop)
 
 
+@pytest.mark.parametrize("call", ["exchange", "wait_bell"])
 @virtual
-async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike() -> None:
+async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike(call: str) -> None:
     world = World(iteration=lambda it: 0.1)
-    await world.submit("a", new=30)
+    if call == "exchange":
+        await world.submit("a", new=30)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.55)
 
-    async def refuse(exchange: Exchange) -> ExchangeReply:
+    async def refuse(*_: object) -> NoReturn:
         raise PoolFault("an unknown command")
 
-    world.connection.exchange = refuse  # type: ignore[method-assign]
+    setattr(world.connection, call, refuse)
     with pytest.raises(PoolFault):
-        await loop
+        await asyncio.wait_for(loop, 10)

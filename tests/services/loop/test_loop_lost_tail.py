@@ -56,7 +56,7 @@ async def test_a_request_whose_end_was_lost_runs_to_its_end_again(noticed: bool)
     assert await world.read(id) == ([WORD] * 6, "length")
     await lose(world, backup, noticed)
     assert await world.read(id) == ([WORD] * 4, None)  # and the scheduler does not have it any more
-    await asyncio.sleep(world.lease)
+    await asyncio.sleep(world.lease / 3 + 0.3)  # the next exchange shows the loss, and two iterations follow
     assert await world.read(id) == ([WORD] * 6, "length")
     await stop(world, loop)
 

@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
+from services.loop.iteration_stats import IterationStats
 from services.loop.request_stats import RequestStats
-from services.messages import Claim, Commit, End, Iteration, NewRequest, NewSequence, Submission
+from services.messages import Claim, Commit, End, Iteration, IterationResult, NewRequest, NewSequence, Submission
 from services.metrics import Counters
 from services.requests import FinishReason, SamplingParams
 from tests.services.loop.world import WORD, World, stop, virtual
@@ -91,11 +92,34 @@ def test_a_preemption_counts_as_part_of_the_phase_it_falls_into() -> None:
     stats.claimed([Claim("a/0", 1.0, [WORD], [], SamplingParams(2), waited=0.5)], 10.0)
     stats.started(Iteration("e", 1, {"a/0": 1}, [new]), 11.0)
     stats.committed([Commit("a/0", 0, [WORD])], 12.0)
+    stats.committed([Commit("a/0", 0, [WORD])], 13.0)  # the pool had lost it
     stats.started(Iteration("e", 2, {"a/0": 2}, [new]), 15.0)
-    stats.committed([Commit("a/0", 1, [WORD], end=ENDED)], 16.0)
+    for at in (16.0, 17.0):
+        stats.committed([Commit("a/0", 1, [WORD], end=ENDED)], at)
     sums = counters.take()
     assert sums[QUEUE] == 1.5
     assert phases(sums) == [1.0, 4.0, 5.0]
+    assert sums["vllm:request_success|0|length"] == 1
+
+
+def test_iterations_are_counted_by_what_they_computed() -> None:
+    counters = Counters()
+    stats = IterationStats(counters, "0")
+    claims = [Claim(id, 1.0, [WORD], [], SamplingParams(9)) for id in ("a", "b")]
+    stats.claimed(claims, [], 1.0)
+    stats.claimed(claims[:1], ["a", "b"], 2.0)  # both belonged to another scheduler, which gave one back
+    chunk = Iteration("e", 1, {"a": 1, "b": 1, "c": 5})
+    short = Iteration("e", 2, {"a": 1, "b": 1}, [NewRequest("a", [WORD], 1, SamplingParams(9))])
+    for iteration, tokens in ((chunk, "ab"), (short, "ab")):
+        stats.started(iteration, 3.0)
+        stats.finished(iteration, IterationResult("e", iteration.step, dict.fromkeys(tokens, WORD), elapsed=9.0), 0.25)
+    stats.committed([Commit(id, 1, [WORD], end=ENDED) for id in ("a", "b")], 5.0)
+    sums = stats.take_counters({})
+    assert (sums["orca:iterations|0"], sums["orca:mixed_iterations|0"]) == (2, 2)
+    assert (sums["vllm:prompt_tokens|0"], sums["vllm:generation_tokens|0"]) == (5 + 1, 4)
+    assert (sums["orca:iteration_seconds_sum|0"], sums["orca:iteration_requests_sum|0"]) == (0.5, 5)
+    assert sums["vllm:request_success|0|length"] == 1
+    assert stats.gauges(True) == {"ready": 1, "batch_size": 2, "peak_batch_size": 3}
 
 
 def test_a_request_without_a_token_has_no_times_and_one_of_another_scheduler_is_not_counted() -> None:
@@ -103,6 +127,7 @@ def test_a_request_without_a_token_has_no_times_and_one_of_another_scheduler_is_
     stats = RequestStats(counters, "0")
     stats.claimed([Claim(id, 1.0, [WORD], [], SamplingParams(2)) for id in ("a/0", "b/0")], 10.0)
     stats.dropped(["b/0"])
+    stats.started(Iteration("e", 1, {"a/0": 1}, [NewRequest("a/0", [WORD], 1, SamplingParams(2))]), 11.0)
     stats.committed([Commit(id, 0, [], end=End(FinishReason.CANCELLED)) for id in ("a/0", "b/0")], 12.0)
     sums = counters.take()
     assert sums == {

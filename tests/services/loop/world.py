@@ -185,6 +185,7 @@ class World:
             figures=self.figures,
             knobs=self.knobs,
             eos_token_ids=[EOS],
+            now=now,
         )
         self.loop = EngineLoop(
             self.connection,

@@ -1,5 +1,7 @@
 """Cancellations and failures of requests in every state."""
 
+from time import time
+
 from services.messages import Commit, End, Room
 from services.requests import FinishReason
 from tests.services.scheduling.scripted import EOS, WORD, claim, scripted
@@ -49,7 +51,9 @@ def test_cancel_between_iterations_keeps_the_tokens_not_yet_taken() -> None:
 def test_a_cancellation_that_comes_after_the_end_changes_nothing() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 5)])
+    before = time()
     s.step({"a": EOS})
+    assert before <= s.commits[0].end.at <= time()  # type: ignore[union-attr]
     s.scheduler.cancel(["a", "never heard of"])
     s.scheduler.cancel(["a"])
     assert s.commits == [Commit("a", 0, [EOS], end=End(FinishReason.STOP))]

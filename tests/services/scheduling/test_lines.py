@@ -13,8 +13,10 @@ from services.messages import Claim
 from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
-from services.scheduling.last_class import CLAIM_INTERVAL, LULL, TARGET
+from services.scheduling.budget import LEAST_CHUNK
+from services.scheduling.last_class import CLAIM_INTERVAL, LULL, TARGET, LineBudget
 from tests.services.scheduling.scripted import Script, claim, scripted
+from tests.services.scheduling.test_token_budget import known
 
 ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])
 
@@ -48,14 +50,17 @@ def test_lines_are_paused_while_another_request_is_here(order: str) -> None:
 @ORDERS
 def test_there_is_room_for_a_request_although_lines_have_all_places(order: str) -> None:
     s = world(order, batch=2)
-    s.scheduler.add([line(0), line(1)])
-    s.step()
-    room = s.scheduler.room()
-    assert (room.requests, room.yields) == (0, [(BATCH_CLASS, 2, 12)])
+    s.scheduler.add([replace(line(0), tenant="c"), line(1)])
+    for _ in range(2):  # while they wait, and while they run
+        room = s.scheduler.room()
+        assert (room.requests, room.yields) == (0, [(BATCH_CLASS, 2, 12)])
+        s.step()
     s.scheduler.add([claim("a", 1, 4, 9), claim("b", 2, 4, 9)])
     assert s.scheduler.room().requests == -2
     s.step()
     assert list(s.batch) == ["a", "b"]
+    room = s.scheduler.room()
+    assert (room.guests, room.tenants) == (1, ["default"]), "the tenant of a line can come as a guest"
 
 
 @ORDERS
@@ -110,6 +115,40 @@ def test_a_late_request_takes_the_blocks_of_lines_and_of_others_if_it_needs_both
     iteration = s.select()
     assert iteration is not None
     assert (list(s.batch), iteration.released) == (["head"], ["line0", "late"])
+
+
+def test_blocks_that_lines_lack_or_give_up_stop_no_other_request() -> None:
+    s = world(blocks=9, admission="on_demand")
+    s.scheduler.add([line(0), line(1)])
+    while not (iteration := s.select()) or not iteration.released:
+        s.finish()
+    s.finish()
+    s.scheduler.add([claim("a", 1, 4, 16)])
+    s.step()
+    assert s.scheduler.room().requests == 1
+    s.scheduler.add([claim("b", 2, 4, 16)])
+    while not (iteration := s.select()) or not iteration.released:
+        s.finish()
+    assert (iteration.released, list(iteration.scheduled)) == (["line0"], ["a", "b"])
+    assert s.scheduler.room().guests == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "stretch", "law", "chunk", "decodes"),
+    [
+        (None, False, (0.01, 1e-3, 0.0), 40, 40),
+        (None, False, (1.0, 0.01, 0.0), 102, 90),  # the least share of a slow engine
+        (0.02, False, (0.01, 1e-3, 0.0), LEAST_CHUNK, 10),
+        (0.02, True, (0.01, 1e-3, 0.0), 40, 40),
+        (0.02, False, (1.0, 0.01, 0.0), LEAST_CHUNK, 1),
+    ],
+)
+def test_the_target_of_lines(
+    target: float | None, stretch: bool, law: tuple[float, float, float], chunk: int, decodes: int
+) -> None:
+    budget = LineBudget(Knobs(90, tbt_target=target, stretch_target=stretch), known(*law))
+    assert budget.max_decodes(90) == pytest.approx(decodes, abs=1)
+    assert budget.take_chunk(0, 1000) == pytest.approx(chunk, abs=2)
 
 
 def test_an_iteration_of_lines_is_short() -> None:

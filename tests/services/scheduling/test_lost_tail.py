@@ -113,6 +113,7 @@ def test_the_end_of_a_dropped_request_is_not_committed() -> None:
     s.step()
     s.scheduler.cancel(["a"])
     s.scheduler.drop(["a"])
+    assert s.scheduler.held() == [], "nor is a token of the last commit, if the pool lost that"
     assert s.scheduler.take_commits() == []
 
 

@@ -1,17 +1,21 @@
 """Admission on demand: which request is preempted when blocks run out, and that all requests end."""
 
+from dataclasses import replace
+
+import pytest
+
 from services.messages import Commit, End, NewRequest, Room
-from services.requests import FinishReason, SamplingParams
+from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs
 from tests.services.scheduling.scripted import EOS, WORD, Script, claim, scripted
 
 LENGTH = End(FinishReason.LENGTH)
 
 
-def started(blocks: int, **knobs: object) -> Script:
+def started(blocks: int, priority: int = 0, **knobs: object) -> Script:
     """Start two requests with prompts of 4 tokens, whose lengths do not fit at the same time."""
     s = scripted(blocks=blocks, knobs=Knobs(4, admission="on_demand", **knobs))  # type: ignore[arg-type]
-    s.scheduler.add([claim("a", 1, 4, 16), claim("b", 2, 4, 16)])
+    s.scheduler.add([replace(claim(id, rank, 4, 16), priority=priority) for rank, id in enumerate("ab", 1)])
     return s
 
 
@@ -30,8 +34,9 @@ def test_more_requests_run_than_with_reservation() -> None:
         s.finish()
 
 
-def test_the_last_request_is_preempted_and_recomputed_when_another_one_has_ended() -> None:
-    s = started(blocks=6)  # 2 requests with 3 blocks, which are full with 12 tokens each
+@pytest.mark.parametrize("priority", [0, BATCH_CLASS])
+def test_the_last_request_is_preempted_and_recomputed_when_another_one_has_ended(priority: int) -> None:
+    s = started(blocks=6, priority=priority)  # 2 requests with 3 blocks, which are full with 12 tokens each
     for _ in range(9):
         s.step()
     assert s.scheduler.blocks.free == 0
@@ -39,15 +44,16 @@ def test_the_last_request_is_preempted_and_recomputed_when_another_one_has_ended
     assert iteration is not None
     assert (list(iteration.scheduled), iteration.released) == (["a"], ["b"])
     s.finish()
-    s.scheduler.add([claim("c", 3, 1, 1)])
+    s.scheduler.add([replace(claim(id, 1.5, 1, 1), priority=priority) for id in ("c", "waits")])
+    s.scheduler.cancel(["waits"])  # which gives no blocks back
     s.step()
-    assert list(s.batch) == ["a"]  # it does not start, although blocks are free, because no request has ended
+    assert list(s.batch) == ["a"]  # c does not start, although blocks are free, because no request has ended
     s.step({"a": EOS})
     iteration = s.select()
     assert iteration is not None
-    assert iteration.scheduled == {"b": 13, "c": 1}
-    assert iteration.new[0] == NewRequest("b", [WORD] * 13, 4, SamplingParams(16))
-    assert s.finish() == [Commit("b", 9, [WORD]), Commit("c", 0, [WORD], end=LENGTH)]
+    assert iteration.scheduled == {"c": 1, "b": 13}
+    assert iteration.new[1] == NewRequest("b", [WORD] * 13, 4, SamplingParams(16))
+    assert s.finish() == [Commit("c", 0, [WORD], end=LENGTH), Commit("b", 9, [WORD])]
     assert s.scheduler.take_counters()["vllm:num_preemptions"] == 1
 
 
@@ -83,6 +89,12 @@ def test_room_counts_current_tokens_and_is_empty_while_blocks_are_short() -> Non
     for _ in range(9):
         s.step()
     assert s.scheduler.room() == Room(0, 0, 4, whole=False, longest=24)
+    s = started(blocks=9)
+    s.scheduler.add([claim("c", 3, 4, 16), claim("d", 4, 4, 16)])
+    while not (iteration := s.select()) or not iteration.released:
+        s.finish()
+    assert list(iteration.scheduled) == ["a", "b", "c"]
+    assert s.scheduler.room().guests == 0, "a guest has no blocks to start with"
 
 
 def test_the_token_of_a_request_that_is_preempted_in_flight_counts() -> None:

@@ -83,22 +83,34 @@ def test_a_later_class_gives_way_only_when_the_target_is_at_risk() -> None:
     world = Clocked()
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     assert world.step() == ["x", "y"]
-    world.s.scheduler.add([of("urgent", 1, ttft=0.6, new=2)])
-    batches = [world.step() for _ in range(8)]
-    assert batches[0] == ["x", "y"]
-    batches = [sorted(batch) for batch in batches]
-    place = batches.index(["urgent", "x"])  # y has the larger rank
-    assert 2 <= place <= 4  # it is due in 0.6 s and starts three iterations of 0.1 s before
-    assert batches[place:] == [["urgent", "x"]] * 2 + [["x", "y"]] * (6 - place)
+    world.s.scheduler.add([of("urgent", 1, ttft=0.65, new=2)])
+    batches = [sorted(world.step()) for _ in range(8)]
+    # y has the larger rank. The request takes one iteration of 0.1 s and starts in the last that begins at least two
+    # others before it is due: in the fifth
+    assert batches == [["x", "y"]] * 4 + [["urgent", "x"]] * 2 + [["x", "y"]] * 2
     assert world.s.scheduler.gauges()["paused"] == 0
 
 
-def test_a_paused_request_keeps_its_blocks_and_tokens() -> None:
+@pytest.mark.parametrize(("waited", "output", "first"), [(8.9, [], "urgent"), (0.0, [], "x"), (8.9, [7], "x")])
+def test_the_target_counts_from_the_arrival_and_ends_with_the_first_token(
+    waited: float, output: list[int], first: str
+) -> None:
     world = Clocked(batch=1)
+    world.s.scheduler.add([of("x", 60, priority=1)])
+    world.step()
+    world.s.scheduler.add([replace(of("urgent", 1, ttft=9.0), waited=waited, output=output)])
+    assert world.step() == [first]
+
+
+def test_a_paused_request_keeps_its_blocks_and_tokens() -> None:
+    world = Clocked(blocks=8, batch=1)
     world.s.scheduler.add([of("x", 60, priority=1, new=6)])
     world.step()
     world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=2)])
-    assert [world.step() for _ in range(3)] == [["urgent"], ["urgent"], ["x"]]
+    assert world.step() == ["urgent"]
+    assert world.s.scheduler.room().blocks == 8 - 3 - 2
+    world.s.scheduler.add([of("large", 2, new=24)])  # x continues, although this one goes first and lacks blocks
+    assert [world.step() for _ in range(2)] == [["urgent"], ["x"]]
     assert world.s.batch == {"x": 1}
     assert world.preemptions() == 0
 
@@ -111,12 +123,13 @@ def test_the_same_class_and_earlier_ones_do_not_give_way() -> None:
     assert world.step() == ["y", "x"]
 
 
-def test_a_request_of_a_later_class_that_has_waited_long_does_not_give_way() -> None:
-    """Because of ageing, its rank is smaller than that of requests that arrive."""
+@pytest.mark.parametrize("rank", [60, 70])
+def test_a_request_of_a_later_class_that_has_waited_long_does_not_give_way(rank: float) -> None:
+    """Because of ageing, its rank is not larger than that of requests that arrive."""
     world = Clocked(batch=1)
     world.s.scheduler.add([of("old", 60, priority=1)])
     world.step()
-    world.s.scheduler.add([of("new", 70, ttft=0.001)])
+    world.s.scheduler.add([of("new", rank, ttft=0.001)])
     assert world.step() == ["old"]
 
 
@@ -129,6 +142,15 @@ def test_without_reservation_blocks_are_taken_too() -> None:
     world.s.scheduler.add([urgent])
     assert world.step() == ["urgent"]
     assert world.preemptions() == 1
+
+
+def test_no_more_requests_give_way_than_are_needed() -> None:
+    world = Clocked(blocks=6, batch=4, admission="on_demand")
+    world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
+    while world.s.scheduler.blocks.free:
+        world.step()
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001)])
+    assert world.step() == ["x", "urgent"]
 
 
 def short_of_blocks() -> Clocked:
@@ -147,6 +169,8 @@ def test_while_blocks_are_short_there_is_still_room_for_earlier_classes() -> Non
     assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)], longest=24)
     world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
     assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)], longest=24)
+    world.s.scheduler.add([of("b", 2), of("c", 3)])
+    assert world.s.scheduler.room().requests == -1
 
 
 def test_while_blocks_are_short_only_a_request_at_risk_takes_them() -> None:
@@ -198,6 +222,10 @@ def test_room_contains_what_each_class_would_give_up() -> None:
     )
     world.s.scheduler.add([of("urgent", 1)])
     assert world.s.scheduler.room().requests == -1
+    world = Clocked()
+    world.s.scheduler.add([of("x", 60, priority=1, new=1), of("y", 61, priority=1)])
+    world.s.select()
+    assert world.s.scheduler.room().yields == [(1, 1, 0)], "x ends with this iteration and counts as free"
     world = Clocked(blocks=50, admission="on_demand")
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()

@@ -116,12 +116,14 @@ def test_a_stop_string_that_began_before_the_claim_is_found() -> None:
 
 def test_a_claimed_request_that_has_already_ended_does_not_run() -> None:
     s = scripted()
-    s.scheduler.add([claim("a", 1, 6, 2, output=(21, 22)), claim("b", 2, 6, 9, output=(EOS,))])
+    went_on = claim("c", 3, 6, 9, output=(EOS, 21))  # its previous owner had other rules
+    s.scheduler.add([claim("a", 1, 6, 2, output=(21, 22)), claim("b", 2, 6, 9, output=(EOS,)), went_on])
     assert s.scheduler.take_commits() == [
         Commit("a", 2, [], end=LENGTH),
         Commit("b", 1, [], end=End(FinishReason.STOP)),
     ]
-    assert s.select() is None
+    s.step()
+    assert s.batch == {"c": 8}
 
 
 def test_an_earlier_request_that_arrives_late_does_not_stop_running_ones() -> None:
@@ -146,6 +148,7 @@ def test_an_earlier_request_that_arrives_late_does_not_stop_running_ones() -> No
         (claim("x", 1, 3, 1, bad_words=((5,), (6, 102))), "token id 102 is outside the vocabulary of 100"),
         (Claim("x", 1, [5], [], SamplingParams(1), unreadable="of a later build"), "of a later build"),
         (Claim("x", 1, [5, -1], [], SamplingParams(1)), "token id -1 is outside the vocabulary of 100"),
+        (Claim("x", 1, [5, 100, 5], [], SamplingParams(1)), "token id 100 is outside the vocabulary of 100"),
         (claim("x", 1, 20, 9), "the request needs 8 KV blocks, this engine has 7"),
     ],
 )

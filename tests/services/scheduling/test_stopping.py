@@ -71,6 +71,13 @@ def test_a_stop_string_across_tokens_is_named_with_the_bytes_to_cut() -> None:
 def test_min_tokens_suppresses_stop_strings() -> None:
     found = ends([E, ND, E, ND], TEXT, max_new_tokens=9, min_tokens=2, stop=("END",))
     assert found == [None, None, None, End(FinishReason.STOP, "END", cut=3)]
+    began = ends([E, ND], TEXT, max_new_tokens=9, min_tokens=1, stop=("END",), stop_token_ids=(E,))
+    assert began == [None, End(FinishReason.STOP, "END", cut=3)], "its beginning is a stop token that was suppressed"
+
+
+def test_a_stop_token_takes_precedence_over_a_stop_string() -> None:
+    found = ends([E, ND], TEXT, max_new_tokens=9, stop=("END",), stop_token_ids=(ND,))
+    assert found == [None, End(FinishReason.STOP, ND, cut=2)]
 
 
 def test_a_stop_token_that_is_text_is_cut() -> None:

@@ -1,7 +1,7 @@
 """A request that was in flight when engines died runs alone until it brings a token."""
 
 from services.messages import Commit
-from services.scheduling import RequestLevelScheduler
+from services.scheduling import Knobs, RequestLevelScheduler
 from tests.services.scheduling.scripted import WORD, Script, claim, scripted
 
 
@@ -49,6 +49,14 @@ def test_a_suspect_waits_for_blocks_and_is_not_overtaken() -> None:
     s.step()
     s.scheduler.add([claim("b", 2, 8, 4, strikes=2), claim("c", 3, 1, 1)])
     assert batches(s, 5) == [["a"], ["a"], ["a"], ["b"], ["b", "c"]]
+
+
+def test_a_suspect_that_has_started_goes_on_before_an_earlier_one() -> None:
+    s = scripted(knobs=Knobs(4, token_budget=4))
+    s.scheduler.add([claim("b", 2, 10, 9, strikes=2)])
+    s.step()
+    s.scheduler.add([claim("a", 1, 3, 9, strikes=2)])
+    assert batches(s, 3) == [["b"], ["b"], ["a"]]
 
 
 def test_a_suspect_does_not_interrupt_a_fixed_batch() -> None:

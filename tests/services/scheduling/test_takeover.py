@@ -153,7 +153,7 @@ def test_a_request_that_is_reset_reports_what_it_found_at_first() -> None:
     s.step({"a": 7})
     s.scheduler.drop(["a"])
     s.scheduler.add([of("a", 1, prompt, output=(7, 8), logprobs=0)])
-    s.scheduler.rewind({"a": 1})  # log probabilities of the second token are missing
+    s.scheduler.rewind({"a": 0})  # log probabilities of both tokens are missing
     assert selected(s).new[0].num_computed_tokens == 8
     (commit,) = s.finish({"a": EOS})
     assert commit.end is not None

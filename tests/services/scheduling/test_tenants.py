@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -36,6 +37,59 @@ def test_a_flood_that_arrived_earlier_takes_no_blocks_of_another_tenant() -> Non
         s.step()
     assert "b1" in s.batch
     assert "a2" not in s.batch
+
+
+def test_a_flood_that_arrived_earlier_is_preempted_first_and_starts_last() -> None:
+    s = scripted(blocks=8, knobs=Knobs(3, admission="on_demand"))
+    s.scheduler.add([of("flood", "a1", 1), of("b", "b1", 9)])
+    s.step()
+    s.scheduler.add([of("flood", "a2", 2)])
+    while not (iteration := s.select()) or not iteration.released:
+        s.finish()
+    assert iteration.released == ["a2"]
+    s = scripted(batch=1)
+    s.scheduler.add([of("flood", "a1", 1, new=1), of("b", "b1", 9, new=1), of("flood", "a2", 2)])
+    s.step()
+    s.step()
+    assert list(s.batch) == ["b1"]
+
+
+def test_of_equal_ranks_the_running_request_goes_on() -> None:
+    s = scripted(blocks=4, knobs=Knobs(2, admission="on_demand"))
+    s.scheduler.add([of("a", "a1", 1, new=8)])
+    s.step()
+    s.scheduler.add([of("a", "a2", 1, prompt=12, new=4)])
+    s.step()
+    assert list(s.batch) == ["a1"]
+
+
+@pytest.mark.parametrize(
+    ("running", "late", "batch"),
+    [
+        (["a1", "b1", "b2"], "a2", ["a1", "b1", "a2"]),  # b keeps one place
+        (["a1", "b1"], "a2", ["a1", "b1"]),
+        (["a1", "b1"], "c1", ["a1", "c1"]),  # c has none
+    ],
+)
+def test_a_late_request_takes_no_only_place_for_its_tenant_s_second(
+    running: list[str], late: str, batch: list[str]
+) -> None:
+    s = scripted(batch=len(running))
+    ranks = {"a1": 0, "b1": 5, "b2": 6}
+    s.scheduler.add([of(id[0], id, ranks[id], priority=id[0] != "b") for id in running])
+    s.step()
+    s.scheduler.add([of(late[0], late, 1, priority=1)])
+    s.step()
+    assert list(s.batch) == batch
+
+
+def test_the_only_place_of_a_tenant_is_taken_for_an_earlier_class() -> None:
+    s = scripted(knobs=Knobs(2, order="priority"))
+    s.scheduler.add([of("a", "a1", 1), of("b", "b1", 60, priority=1)])
+    s.step(elapsed=0.1)
+    s.scheduler.add([replace(of("a", "urgent", 2), ttft=0.001)])
+    s.step()
+    assert list(s.batch) == ["a1", "urgent"]
 
 
 def test_requests_of_one_tenant_are_ordered_by_rank() -> None:
@@ -83,6 +137,27 @@ def test_a_guest_gets_the_last_place_of_the_tenant_with_the_most() -> None:
     s.step({"b1": EOS})
     s.step()
     assert s.batch == {"a1": 1, "a2": 1, "c1": 1}, "the paused request continues where it was"
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority"])
+def test_guests_leave_each_tenant_a_place_and_each_new_one_gets_one(order: Literal["fcfs", "priority"]) -> None:
+    s = scripted(knobs=Knobs(4, order=order))
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("flood", "a3", 3), of("c", "c1", 3)])
+    s.step()
+    s.scheduler.add([of("b", "b1", 9), of("b", "b2", 9), of("d", "d1", 9), of("e", "e1", 9)])
+    s.step()
+    assert list(s.batch) == ["a1", "c1", "b1", "d1"]
+    assert s.scheduler.room().guests == 0, "more tenants than places"
+
+
+def test_a_paused_request_continues_while_blocks_are_short() -> None:
+    s = scripted(blocks=6, knobs=Knobs(2, admission="on_demand"))
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2)])
+    s.step()
+    s.scheduler.add([of("b", "b1", 9)])
+    while not (iteration := s.select()) or not iteration.released:
+        s.finish()
+    assert (iteration.released, list(iteration.scheduled)) == (["b1"], ["a1", "a2"])
 
 
 def test_a_guest_keeps_its_place_with_an_iteration_in_flight() -> None:

@@ -1,10 +1,12 @@
 """The token budget: decodes go first, and the rest goes to chunks of prompts of any size."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
 from services.messages import Claim
+from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, WarmUpTime
 from services.scheduling.budget import FIRST_GUESS, LEAST_CHUNK, LEAST_STRETCH, Budget
 from services.scheduling.cost_model import CostModel
@@ -165,9 +167,10 @@ def test_a_token_budget_above_the_target_changes_no_share() -> None:
 
 
 def test_a_request_that_lacks_blocks_takes_no_time_from_running_prompts() -> None:
-    """The second prompt needs more blocks than the first one leaves."""
+    """The second prompt needs more blocks than the first one leaves. Neither does a line of a batch, which waits."""
     chunks = []
-    for claims in ([claim("a", 1, 500, 2)], [claim("a", 1, 500, 2), claim("b", 2, 400, 2)]):
+    first, line = claim("a", 1, 500, 2), replace(claim("line", 2, 4, 2), priority=BATCH_CLASS)
+    for claims in ([first], [first, claim("b", 2, 400, 2)], [first, line]):
         knobs = Knobs(8, tbt_target=0.25, stretch_target=True, admission="on_demand")
         s = scripted(blocks=150, length=600, knobs=knobs, warm_up=WarmUpTime(16, 0.02))
         s.scheduler.add(claims)
@@ -177,7 +180,7 @@ def test_a_request_that_lacks_blocks_takes_no_time_from_running_prompts() -> Non
             made.append(s.batch["a"])
             s.finish(elapsed=0.02 + 0.001 * sum(s.batch.values()))
         chunks.append(made)
-    assert chunks[0] == chunks[1]
+    assert chunks[0] == chunks[1] == chunks[2]
 
 
 def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
