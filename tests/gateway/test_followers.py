@@ -111,6 +111,8 @@ async def test_only_a_new_follower_reads_from_storage(pool: RequestPool, monkeyp
     await reader.catch_up(second)
     assert await take(second, 2) == await take(first, 2) == [(0, 5), (1, 6)]
     assert read == [second]
+    await reader.catch_up(reader.follow("unknown", ["unknown/0"]))
+    assert list(reader.lost) == ["unknown"]
 
 
 async def test_tokens_committed_while_a_follower_reads_reach_it(
