@@ -208,7 +208,7 @@ async def test_watches_of_holders_end_when_they_are_not_needed(make_holder: Call
         holders.watch("c/0", SeatGrant(False, epoch, owner))
         watches += holders.deaths
     first, again, second = watches
-    assert again is first
+    assert first is again is not second
     holders.keep([])
     assert holders.deaths == []
     holders.watch("c/0", SeatGrant(False, "3:c", one))
@@ -292,9 +292,9 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
     done: list[object] = []
     release = pool.release
 
-    async def noted(seat: str, epoch: str, struck: list[str], *more: Any) -> bool:
-        done.append(struck)
-        return await release(seat, epoch, struck, *more)
+    async def noted(seat: str, epoch: str, struck: list[str], removed: bool, counted: dict[str, float]) -> bool:
+        done.append((struck, removed))
+        return await release(seat, epoch, struck, removed, counted)
 
     async def kill() -> None:
         done.append("kill")
@@ -313,7 +313,7 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
     monkeypatch.setattr(Ownership, "_serve", serve)
     epoch = "0:stale" if lost else grant.epoch  # a scheduler that stood still does not kill the next owner's engine
     await Ownership(context_of(pool, Counters()), Seat("c/0", 0, epoch), None).run()
-    assert done == [*(killed if not lost else []), "close", struck]
+    assert done == [*(killed if not lost else []), "close", (struck, False)]
 
 
 async def test_a_seat_whose_epoch_the_engine_refuses_is_taken_again(
@@ -335,19 +335,36 @@ async def test_a_seat_whose_epoch_the_engine_refuses_is_taken_again(
     await renew(pool, seat)  # it owns the seat
 
 
-@pytest.mark.parametrize("shared", [False, True])
+async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:
+    seat = Seat("c/0", 0, "0:stale")
+    grant = await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
+    ownership, before = Ownership(context_of(pool, Counters()), seat, None), asyncio.all_tasks()
+    with pytest.raises(StaleEpoch):
+        await asyncio.wait_for(ownership._while_holding(asyncio.Event().wait()), 30)
+    seat.epoch = grant.epoch
+    assert await ownership._while_holding(asyncio.sleep(0, "done")) == "done"
+    assert asyncio.all_tasks() == before, "the lease is renewed no longer"
+
+
+@pytest.mark.parametrize(("shared", "fails"), [(False, False), (True, False), (False, True)])
 async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
-    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool, fails: bool
 ) -> None:
     removed: list[int] = []
-    monkeypatch.setattr(engine_processes, "remove_engine", removed.append)
+
+    def remove(index: int) -> None:
+        removed.append(index)
+        if fails:
+            raise EngineLost("it cannot be removed")
+
+    monkeypatch.setattr(engine_processes, "remove_engine", remove)
     await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
     await pool.scale("c", 1)
     grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
     context = context_of(pool, Counters())
     await Ownership(context, Seat("c/1", 1, grant.epoch, surplus=True, shared=shared), None).run()
     assert removed == ([] if shared else [1])
-    assert (await pool.engines("c", 1)).indices == [0]
+    assert (await pool.engines("c", 1)).indices == ([0, 1] if fails else [0])
 
 
 @pytest.mark.parametrize("lost", [False, True])
