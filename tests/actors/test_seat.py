@@ -17,7 +17,7 @@ from actors.scaling import scheduler_replicas, want_engines
 from actors.scheduler import engines_in
 from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
-from services.errors import NotWanted, PoolUnavailable, StaleEpoch
+from services.errors import EngineLost, LaterEpoch, NotWanted, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats, SeatGrant
@@ -201,6 +201,25 @@ async def test_a_spare_forgets_the_holders_of_seats_that_are_gone(holder: Lifeli
     holders.close()
 
 
+async def test_watches_of_holders_end_when_they_are_not_needed(make_holder: Callable[[], LifelineProcess]) -> None:
+    holders, (one, other) = SeatHolders(node=HERE), (make_holder().owner, make_holder().owner)
+    watches: list[asyncio.Task[None]] = []
+    for epoch, owner in (("1:a", one), ("1:a", one), ("2:b", other)):
+        holders.watch("c/0", SeatGrant(False, epoch, owner))
+        watches += holders.deaths
+    first, again, second = watches
+    assert first is again is not second
+    holders.keep([])
+    assert holders.deaths == []
+    holders.watch("c/0", SeatGrant(False, "3:c", one))
+    (third,) = holders.deaths
+    holders.close()
+    await asyncio.wait([first, second, third], timeout=30)
+    assert first.cancelled()
+    assert second.cancelled()
+    assert third.cancelled()
+
+
 async def test_a_seat_that_becomes_surplus_while_its_engine_loads_is_given_up(
     pool: RequestPool, holder: LifelineProcess
 ) -> None:
@@ -249,20 +268,103 @@ async def test_an_engine_is_left_alone_while_another_pool_is_away(pool: RequestP
     await away.close()
 
 
-@pytest.mark.parametrize("shared", [False, True])
+def context_of(pool: RequestPool, counters: Counters) -> Any:
+    settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
+    return SimpleNamespace(
+        settings=settings, pool=pool, node=HERE, lifeline=lifeline, counters=counters, owner=f"{HERE}:1/1"
+    )
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    ("error", "struck", "killed"),
+    [(EngineLost("it died"), ["a/0"], ["kill"]), (SchedulerFault(["b/0"]), ["b/0"], []), (StaleEpoch("over"), [], [])],
+)
+async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_last(
+    pool: RequestPool,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    struck: list[str],
+    killed: list[str],
+    lost: bool,
+) -> None:
+    grant = await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
+    done: list[object] = []
+    release = pool.release
+
+    async def noted(seat: str, epoch: str, struck: list[str], removed: bool, counted: dict[str, float]) -> bool:
+        done.append((struck, removed))
+        return await release(seat, epoch, struck, removed, counted)
+
+    async def kill() -> None:
+        done.append("kill")
+
+    async def serve(self: Ownership, attachment: object) -> None:
+        self._loop, self._link = SimpleNamespace(in_flight=["a/0"]), link  # type: ignore[assignment]
+        raise error
+
+    async def attach(self: Ownership) -> None: ...
+
+    link = SimpleNamespace(
+        gone=False, kill=kill, close=lambda: done.append("close"), first_result=0.0, status=SimpleNamespace(pid=1)
+    )
+    monkeypatch.setattr(pool, "release", noted)
+    monkeypatch.setattr(Ownership, "_attach", attach)
+    monkeypatch.setattr(Ownership, "_serve", serve)
+    epoch = "0:stale" if lost else grant.epoch  # a scheduler that stood still does not kill the next owner's engine
+    await Ownership(context_of(pool, Counters()), Seat("c/0", 0, epoch), None).run()
+    assert done == [*(killed if not lost else []), "close", (struck, False)]
+
+
+async def test_a_seat_whose_epoch_the_engine_refuses_is_taken_again(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch, call=7)
+    number = int(seat.epoch.partition(":")[0]) + 10**9
+    answers = [LaterEpoch("it has heard of a later owner", number)]
+
+    async def open_link(self: Ownership) -> str:
+        if answers:
+            raise answers.pop()
+        return seat.epoch
+
+    monkeypatch.setattr(Ownership, "_open_link", open_link)
+    attached: Any = await Ownership(context_of(pool, Counters()), seat, None)._attach()
+    assert attached == seat.epoch
+    assert int(seat.epoch.partition(":")[0]) > number
+    await renew(pool, seat)  # it owns the seat
+
+
+async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:
+    seat = Seat("c/0", 0, "0:stale")
+    grant = await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
+    ownership, before = Ownership(context_of(pool, Counters()), seat, None), asyncio.all_tasks()
+    with pytest.raises(StaleEpoch):
+        await asyncio.wait_for(ownership._while_holding(asyncio.Event().wait()), 30)
+    seat.epoch = grant.epoch
+    assert await ownership._while_holding(asyncio.sleep(0, "done")) == "done"
+    assert asyncio.all_tasks() == before, "the lease is renewed no longer"
+
+
+@pytest.mark.parametrize(("shared", "fails"), [(False, False), (True, False), (False, True)])
 async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
-    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool, fails: bool
 ) -> None:
     removed: list[int] = []
-    monkeypatch.setattr(engine_processes, "remove_engine", removed.append)
+
+    def remove(index: int) -> None:
+        removed.append(index)
+        if fails:
+            raise EngineLost("it cannot be removed")
+
+    monkeypatch.setattr(engine_processes, "remove_engine", remove)
     await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
     await pool.scale("c", 1)
     grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
-    settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
-    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline, counters=Counters())
+    context = context_of(pool, Counters())
     await Ownership(context, Seat("c/1", 1, grant.epoch, surplus=True, shared=shared), None).run()
     assert removed == ([] if shared else [1])
-    assert (await pool.engines("c", 1)).indices == [0]
+    assert (await pool.engines("c", 1)).indices == ([0, 1] if fails else [0])
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -274,8 +376,7 @@ async def test_what_an_owner_counted_stays_with_the_pool_when_it_gives_the_seat_
     await pool.scale("c", 1)
     counters = Counters()
     counters.inc("orca:engine_losses", engine="1")
-    settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
-    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline, counters=counters)
+    context = context_of(pool, counters)
     epoch = "0:stale" if lost else grant.epoch
     await Ownership(context, Seat("c/1", 1, epoch, surplus=True, shared=True), None).run()
     counted = {"orca:engine_losses|1": 1.0}

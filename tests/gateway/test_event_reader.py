@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 from committer import END, Committer, submit, take
@@ -14,7 +15,8 @@ from gateway.pool_client import event_reader
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.heartbeat import Heartbeat
-from services.messages import Commit, End, NewSequence, Snapshot, Submission, TokenEvent
+from services.errors import PoolUnavailable
+from services.messages import Commit, End, Logprobs, NewSequence, Snapshot, Submission, TokenEvent
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams
@@ -78,7 +80,10 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader
     assert await take(buffer, 2) == [(3, 8), (4, None)]
 
 
-async def test_a_forgotten_gateway_learns_it_from_its_heartbeat(pool: RequestPool, reader: EventReader) -> None:
+async def test_a_forgotten_gateway_learns_it_from_its_heartbeat(
+    pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_reader, "LISTEN_AT_ONCE", 1)
     heartbeat = Heartbeat(pool, "gw", Counters(), dict, reader.restart)
     await heartbeat.beat()
     buffer, committer = await submit(pool, reader, "a", choices=2), Committer(pool)
@@ -138,12 +143,64 @@ async def test_two_followers_have_different_positions(pool: RequestPool, reader:
     second = reader.follow("a", ["a/0"])
     second.submitted = True
     await reader.reread(["a/0"])
+    assert await take(second, 2) == [(0, 5), (1, 6)]
     await committer.commit(Commit("a/0", 2, [7], end=END))
-    assert await take(first, 2) == [(2, 7), (3, None)]
-    assert await take(second, 4) == [(0, 5), (1, 6), (2, 7), (3, None)]
+    assert await take(first, 2) == await take(second, 2) == [(2, 7), (3, None)]
     reader.unfollow(first)
     reader.unfollow(second)
     assert reader._buffers == {}
+
+
+async def test_requests_count_as_lost_until_they_are_found_or_nobody_follows_them() -> None:
+    reader = EventReader(RequestPool("redis://127.0.0.1:1"), "gw")
+    first, second, other = (reader.follow(request, [f"{request}/0"]) for request in "aab")
+
+    def read(id: str, known: bool = False) -> tuple[dict[str, float], bool]:
+        reader._catch_up(Snapshot(id, known, 0, 0, []), reader._buffers[id])
+        return dict(reader.lost), reader.anything_lost.is_set()
+
+    assert (read("a/0"), reader._from_indices(["a/0"])) == (({}, False), {}), "they are being submitted"
+    for buffer in (first, second, other):
+        buffer.submitted = True
+    first.put(TokenEvent("a/0", 0, 7), reader._now())
+    assert (reader._from_indices(["a/0"]), reader._silent()) == ({"a/0": 0}, ["a/0", "b/0"])
+    lost, _ = read("a/0")
+    read("b/0")
+    assert read("a/0")[0]["a"] == lost["a"], "since the first time"
+    assert read("b/0", known=True) == (lost, True)
+    reader.unfollow(first)
+    assert (reader.lost, reader.anything_lost.is_set(), reader.follows("a")) == (lost, True, True)
+    reader.unfollow(second)
+    assert (reader.lost, reader.anything_lost.is_set(), reader.follows("a")) == ({}, False, False)
+    read("b/0")
+    reader._lose(PoolUnavailable("away"))
+    assert (reader.lost, reader.anything_lost.is_set(), reader.settled) == ({}, False, False)
+
+
+async def test_requests_may_be_put_back_for_a_while_after_an_outage(
+    pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submit(pool, reader, "a")
+    listen, away, reread = pool.listen, pool.read_events, asyncio.Event()
+
+    async def fail(*_: object) -> NoReturn:
+        monkeypatch.setattr(pool, "read_events", away)
+        raise PoolUnavailable("away")
+
+    async def listening(gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
+        assert reader.pool_unavailable, "until all is read again"
+        reread.set()
+        return await listen(gateway, wanted)
+
+    assert reader.settled
+    monkeypatch.setattr(pool, "listen", listening)
+    monkeypatch.setattr(pool, "read_events", fail)
+    await Committer(pool).commit(Commit("a/0", 0, [5]))  # ends the read that waits
+    async with asyncio.timeout(10):
+        await reread.wait()
+        while reader.pool_unavailable:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+    assert not reader.settled
 
 
 def test_a_buffer_takes_each_index_once() -> None:
@@ -151,29 +208,62 @@ def test_a_buffer_takes_each_index_once() -> None:
     assert buffer.put(TokenEvent("s", 0, 4), 0)
     assert buffer.put(TokenEvent("s", 0, 4), 0)
     assert not buffer.put(TokenEvent("s", 2, 6), 0)
-    buffer.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 1)
+    said = [Logprobs(-1.0, []), Logprobs(-2.0, [])]
+    buffer.catch_up(Snapshot("s", True, 3, 1, [5, 6], said, END), 1)
     buffer.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 2)
     assert buffer.put(TokenEvent("s", 3, None, end=END), 0)
+    assert buffer.arrived == 1
     events = asyncio.run(buffer.take())
-    assert [(e.index, e.token) for e in events] == [(0, 4), (1, 5), (2, 6), (3, None)]
+    assert [(e.index, e.token, e.logprobs) for e in events] == [
+        (0, 4, None),
+        (1, 5, said[0]),
+        (2, 6, said[1]),
+        (3, None, None),
+    ]
+    assert buffer.logprobs == {"s": []}, "there is no submission to put back"
 
 
-@pytest.mark.parametrize("other", [TokenEvent("s", 1, 9), TokenEvent("s", 1, None, end=END)])
+async def test_a_wait_ends_in_time_whatever_waits_came_before() -> None:
+    buffer, loop = EventBuffer("r", ["s"]), asyncio.get_running_loop()
+    waiting = asyncio.create_task(buffer.take(loop.time() + 600))
+    await asyncio.sleep(0)
+    buffer.put(TokenEvent("s", 0, 4), 0)
+    assert await waiting
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            assert await buffer.take(loop.time() + 0.01) == []
+    waiting = asyncio.create_task(buffer.take(loop.time() + 600))
+    await asyncio.sleep(0)
+    timer = buffer._timer
+    buffer.close()
+    assert timer is not None
+    assert timer.cancelled()
+    waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    "other", [TokenEvent("s", 1, 9), TokenEvent("s", 1, None, end=END), TokenEvent("s", 2, 9), TokenEvent("s", 3, 9)]
+)
 def test_a_repeated_event_must_be_equal(other: TokenEvent) -> None:
     buffer = EventBuffer("r", ["s"])
     for index, token in enumerate([4, 5]):
         buffer.put(TokenEvent("s", index, token), 0)
     buffer.put(TokenEvent("s", 1, 5), 0)
+    ended = other.index > 1
+    if ended:
+        buffer.put(TokenEvent("s", 2, None, end=END), 0)
     buffer.put(other, 0)
-    assert len(asyncio.run(buffer.take())) == 2
+    buffer.fail(ValueError("a later error"))
+    assert len(asyncio.run(buffer.take())) == 2 + ended
     with pytest.raises(ApiError) as error:
         asyncio.run(buffer.take())
     assert error.value.body()["error"]["code"] == "tokens_diverged"
 
 
-def test_a_cancellation_after_lost_tokens_ends_the_request() -> None:
-    """The pool lost tokens 1 and 2, and then the request was cancelled."""
-    buffer, cancelled = EventBuffer("r", ["s"]), End(FinishReason.CANCELLED)
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
+def test_a_cancellation_after_lost_tokens_ends_the_request(reason: FinishReason) -> None:
+    """The pool lost tokens 1 and 2, and then the request was cancelled or failed."""
+    buffer, cancelled = EventBuffer("r", ["s"]), End(reason)
     for index in range(3):
         buffer.put(TokenEvent("s", index, 4), 0)
     buffer.put(TokenEvent("s", 1, None, end=cancelled), 0)

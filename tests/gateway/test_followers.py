@@ -16,7 +16,7 @@ from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.openai.events import ChunkWriter
-from gateway.pool_client import read_slots
+from gateway.pool_client import following, read_slots
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
@@ -99,6 +99,36 @@ async def test_too_many_waiting_reads_are_refused(
         await follow(generations, "a")
 
 
+async def test_only_the_last_follower_of_an_unfinished_request_abandons_it(
+    generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    async def unlisten(gateway: str, request: str) -> None:
+        told.append(request)
+
+    monkeypatch.setattr(pool, "unlisten", unlisten)
+    monkeypatch.setattr(read_slots, "AT_ONCE", 1)  # which a follower of a request without tokens gives back at once
+    monkeypatch.setattr(following, "MOST_FOLLOWERS", 2)
+    await pool.submit(submission("c", tenant="a", background=True, body=BODY))
+    async with asyncio.timeout(20):
+        first, second = [await generations.follow("c", "a", None) for _ in range(2)]
+        for tenant, kind in (("a", Kind.TOO_MANY_FOLLOWERS), ("b", Kind.REQUEST_NOT_FOUND)):
+            with pytest.raises(ApiError) as refused:
+                await generations.follow("c", tenant, None)
+            assert refused.value.kind is kind
+        for generation, expected in ((first, []), (second, ["c"])):
+            generation.close()
+            await generations._abandoned.settled("c")
+            assert told == expected
+        await follow(generations, "a")
+        await generations._abandoned.settled("a")
+        (await generations.follow("c", "a", None)).close()
+        generations._reader.follow("c", ["c/0"])  # before it is abandoned
+        await generations._abandoned.settled("c")
+        assert told == ["c"]
+
+
 async def test_only_a_new_follower_reads_from_storage(pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = EventReader(pool, "gw")
     first = await submit(pool, reader, "a")
@@ -111,6 +141,8 @@ async def test_only_a_new_follower_reads_from_storage(pool: RequestPool, monkeyp
     await reader.catch_up(second)
     assert await take(second, 2) == await take(first, 2) == [(0, 5), (1, 6)]
     assert read == [second]
+    await reader.catch_up(reader.follow("unknown", ["unknown/0"]))
+    assert list(reader.lost) == ["unknown"]
 
 
 async def test_tokens_committed_while_a_follower_reads_reach_it(
