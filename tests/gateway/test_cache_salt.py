@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from openai import OpenAI
 from pydantic import ValidationError
 from stack import NAME, Stack
-from test_reading import FIGURES, asked, validator
+from test_reading import FIGURES, asked
 
 from gateway.errors import ApiError
+from gateway.executor import FairExecutor
 from gateway.http.headers import Caller
+from gateway.model import ServedModel
 from gateway.planning import digest_of_inputs
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
@@ -21,6 +22,7 @@ from gateway.schemas.responses import ResponseRequest
 from gateway.validation import Validator
 from services.messages import EngineFigures
 from services.requests import FEATURES, SamplingParams
+from services.settings.settings import Settings
 from services.wire import pack
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -31,25 +33,23 @@ BODIES = {
 }
 
 
-def knowing(folder: Path, figures: EngineFigures) -> Validator:
+def knowing(model: ServedModel, figures: EngineFigures) -> Validator:
     async def known() -> EngineFigures:
         return figures
 
-    made = validator(folder)
-    made._figures = known
-    return made
+    return Validator("gateway", model, Settings(), FairExecutor(), known)
 
 
-async def test_each_sequence_has_the_salt(tiny_folder: Path) -> None:
-    checker = knowing(tiny_folder, replace(FIGURES, features=FEATURES))
+async def test_each_sequence_has_the_salt(model: ServedModel) -> None:
+    checker = knowing(model, replace(FIGURES, features=FEATURES))
     for limit in (5, 0):  # a request for no tokens computes its prompt, too
         body = {"prompt": "hello", "n": 2, "max_tokens": limit, "cache_salt": "s"}
         validated = await checker.completion(CompletionRequest.model_validate(body), Caller("tenant"))
         assert [each.sampling.cache_salt for each in validated.submission.sequences] == ["s", "s"]
 
 
-async def test_it_is_refused_by_name_while_no_engine_knows_it(tiny_folder: Path) -> None:
-    checker = knowing(tiny_folder, FIGURES)
+async def test_it_is_refused_by_name_while_no_engine_knows_it(model: ServedModel) -> None:
+    checker = knowing(model, FIGURES)
     await asked(checker)
     with pytest.raises(ApiError, match=r"'cache_salt'.*engines that run now") as refused:
         await asked(checker, cache_salt="s")
