@@ -110,7 +110,8 @@ def _types(document: SchemaDocument, schema: Schema) -> Sequence[str]:
 
 
 def _items(schema: Schema) -> list[list[Any]]:
-    """Of each list, an array contains a value that is valid by one."""
+    """The schemas of the items that an array must have. An array has, for each list, an item that is valid by one of
+    its schemas."""
     least = _count(schema, "minItems")
     items = schema.get("items", True)
     first = items if isinstance(items, list) else _list(schema.get("prefixItems"))
@@ -119,7 +120,8 @@ def _items(schema: Schema) -> list[list[Any]]:
 
 
 def _properties(schema: Schema) -> list[list[Any]]:
-    """Of each list, an object contains a value that is valid by one."""
+    """The schemas of the properties that an object must have. An object has, for each list, a property that is valid by
+    one of its schemas."""
     named, patterns = (schema.get(name) for name in ("properties", "patternProperties"))
     named, patterns = (each if isinstance(each, dict) else {} for each in (named, patterns))
     others = [*patterns.values(), schema.get("additionalProperties", True)]

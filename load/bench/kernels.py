@@ -179,8 +179,12 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def _warnings() -> Iterator[list[str]]:
     """What the backend warns of within."""
     found: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Keeps(logging.WARNING)
     log = logging.getLogger("services.engine.backends.cuda")
     log.addHandler(handler)
     try:

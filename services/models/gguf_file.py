@@ -60,7 +60,7 @@ def read_gguf(file: Path) -> Any:
     class Reader(gguf.GGUFReader):
         def _build_fields(self, offs: int, count: int) -> int:
             # a slice of a memmap takes four times as long as one of an array, and each token is a slice
-            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]  # declared as a memmap
             fields: int = super()._build_fields(offs, count)
             return fields
 

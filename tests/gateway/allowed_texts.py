@@ -1,4 +1,4 @@
-"""Which texts the grammars of the tiny model allow."""
+"""Grammar: asks the real matcher which texts a rule of the tiny model allows."""
 
 from __future__ import annotations
 

@@ -100,8 +100,10 @@ class Nodes(Ground):
 
     async def until_idle(self) -> None:
         async with asyncio.timeout(IDLE):
-            while (now := await self._pool.overview()).waiting or any(seat.running for seat in now.seats):  # noqa: ASYNC110
+            now = await self._pool.overview()
+            while now.waiting or any(seat.running for seat in now.seats):
                 await asyncio.sleep(0.5)
+                now = await self._pool.overview()
 
     def _start(self) -> None:
         self._cluster.__enter__()
