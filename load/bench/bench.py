@@ -110,7 +110,7 @@ class Bench:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """Of the weights as the engine keeps them; on CUDA, where there may be no engine yet, in its dtype."""
+        """The shape as the engine keeps weights; on CUDA, where there may be no engine yet, as its dtype has them."""
         if self._on_cuda:
             return ModelShape.of(self.config, self.dtype.itemsize, self.dtype)
         decoder = self.engine.decoder

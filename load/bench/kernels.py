@@ -136,7 +136,7 @@ def _spec(bench: Bench) -> DecoderSpec:
 
 
 def _products(bench: Bench) -> Iterator[Product]:
-    """Those of a layer, and the vocabulary; without biases, with which the library is never used."""
+    """The products of a layer, and that of the vocabulary; without biases, with which the library is never used."""
     spec, dtype = _spec(bench), bench.dtype
     yield Product("qkv", spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, dtype)
     yield Product("output", spec.heads * spec.head_dim, spec.hidden, dtype)

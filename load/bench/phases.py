@@ -40,7 +40,7 @@ class Measured:
         return self.floor.seconds / self.seconds
 
     def json(self) -> dict[str, Any]:
-        """As plain lists and dicts, with the floor in seconds and the share."""
+        """The result as plain lists and dicts, with the floor in seconds and the share."""
         return {**asdict(self), "floor_seconds": self.floor.seconds, "share": self.share}
 
 

@@ -142,7 +142,7 @@ class Ground(ABC):
         return ""
 
     def flags(self) -> list[str]:
-        """Those of each `orca serve`."""
+        """The flags of each `orca serve`."""
         flags = ["--model", self.options.model, "--dtype", "float32", "--keep-ended", "3600"]
         return [*flags, *self.options.serve]
 
