@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import ClassVar, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.cluster.environment import RAY_FOLDER
+from actors.cluster.environment import LAST_PORT, RAY_FOLDER
 from actors.cluster.processes import end_processes_of, processes_of
 from load.processes import all_processes, descendants, processor_seconds, title_of
 from services.pool.server.binaries import choose_server
@@ -29,10 +30,16 @@ ROOT = Path(__file__).parents[1]
 READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for
 
 
+PORTS = range(LAST_PORT, 32_768)  # between those of Ray and those that Linux gives to outgoing connections
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free now. One that the kernel chooses could go to a connection before a server takes it."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return port
 
 
 class OrcaServer:

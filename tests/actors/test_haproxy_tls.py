@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from haproxy_process import free_port, serve_config
+from haproxy_process import serve_config
 
 from actors.cluster.environment import prepared_environment
 from actors.haproxy import BINARY_PATH
+from load.server import free_port
 from services.settings.settings import Settings
 from tests.services.settings.test_exposure import self_signed
 

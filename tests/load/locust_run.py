@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,11 +30,6 @@ class LocustRun:
     failures: list[str]  # one for each failure
     exceptions: list[str]  # errors of the locustfile itself
     output: str
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
 
 
 def run_locust(host: str, folder: Path, *args: str, requests: int = 4, users: int = 2) -> LocustRun:

@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from load.server import free_port
 from load.users.profile import Kind, arrivals, profile_of
-from tests.load.locust_run import ROOT, free_port
+from tests.load.locust_run import ROOT
 from tests.load.test_locustfile import CHATS, whole
 from tests.services.client.sse_server import Reply, SseServer
 
@@ -77,7 +78,7 @@ def page(server: SseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @contextlib.contextmanager
 def serve_page(server: SseServer, folder: Path, *options: str) -> Iterator[Page]:
-    port = free_port()
+    port = str(free_port())
     command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--class-picker", "--host", server.url]
     command += ["--web-host", "127.0.0.1", "--web-port", port]
     command += ["--stop-timeout", "20", *options]  # a request that is under way at the end would have no sample
@@ -131,7 +132,7 @@ def test_a_shape_of_the_form_sends_its_arrivals(kind: Kind, page: Page, tmp_path
 
 def test_the_report_waits_for_all_workers(server: SseServer, tmp_path: Path) -> None:
     """Two tests in turn, each with the answers of both workers."""
-    port = free_port()
+    port = str(free_port())
     workers = ["--processes", "2", "--master-bind-port", port, "--master-port", port]
     workers += ["--stop-timeout", "0"]  # for so long a worker takes no other test
     with serve_page(server, tmp_path, *workers) as page:

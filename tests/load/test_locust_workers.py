@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tests.load.locust_run import free_port, locust_process, read_record
+from load.server import free_port
+from tests.load.locust_run import locust_process, read_record
 from tests.services.client.sse_server import Asked, Reply, SseServer, frame
 
 USERS, REQUESTS = 2, 8
@@ -21,7 +22,7 @@ def test_the_test_ends_when_a_worker_dies_that_has_requests_left(tmp_path: Path)
 
     with SseServer() as server:
         server.reply = reply
-        record, port = tmp_path / "locust.json", free_port()
+        record, port = tmp_path / "locust.json", str(free_port())
         address = ["--master-host", "127.0.0.1", "--master-port", port]
         options = ["--users", str(USERS), "--spawn-rate", str(USERS), "--requests", str(REQUESTS), "CompletionUser"]
         master = ["--master", "--master-bind-port", port, "--expect-workers", "2", "--headless", "--only-summary"]

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 import pytest
 
+from load.server import free_port
 from load.users.profile import arrivals, profile_of
-from tests.load.locust_run import free_port, run_locust
+from tests.load.locust_run import run_locust
 from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -163,7 +164,7 @@ def test_a_conversation_grows_by_each_question_and_answer(server: SseServer, tmp
 def test_two_workers_send_one_open_loop_and_the_master_writes_the_samples(server: SseServer, tmp_path: Path) -> None:
     server.reply = lambda asked: Reply(whole(asked.body))
     samples = tmp_path / "samples.jsonl"
-    port = free_port()
+    port = str(free_port())
     workers = ["--processes", "2", "--master-bind-port", port, "--master-port", port]
     workers += ["-f", "tests/load/locust_late_end.py,load/locustfile.py,tests/load/locust_record.py"]
     options = ["--request-rate", "100", "--burstiness", "2", "--samples", str(samples), "--workload", "equal_size"]

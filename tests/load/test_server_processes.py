@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of
-from load.server import OrcaServer
+from load.server import OrcaServer, free_port
 
 
 def test_the_name_in_a_stat_line_may_hold_parentheses_and_spaces() -> None:
@@ -66,3 +66,8 @@ def test_waiting_for_a_line_ends_with_a_server_that_closes_its_output_before_it_
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(AssertionError, match="refused"):
         OrcaServer(tmp_path).until("ready at")
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_connections() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(low <= free_port() <= high for _ in range(100))
