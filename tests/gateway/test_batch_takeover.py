@@ -14,6 +14,7 @@ import msgpack
 import openai
 import pytest
 from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
+from clients import wait_until
 from stack import Stack
 
 from gateway.errors import ApiError
@@ -184,7 +185,7 @@ def test_a_batch_without_its_input_fails(gateways: Gateways) -> None:
     assert failed.errors is not None
     assert failed.errors.data is not None
     assert [error.code for error in failed.errors.data] == ["input_file_gone"]
-    assert not list((gateways.files / "open").iterdir())
+    wait_until(lambda: not list((gateways.files / "open").iterdir()))  # the mark goes after the record that says why
 
 
 def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> None:
