@@ -19,7 +19,6 @@ from services.engine.batch.flat_batch import pack
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
 from services.engine.decoder import Decoder
-from services.engine.families.tensors import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
@@ -31,6 +30,7 @@ from services.engine.settings import DeadlyToken, EngineSettings, choose_block_s
 from services.engine.startup import devices, huge_pages, loading, warm_up
 from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
+from services.engine.weights.tensors import Tensors
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo, choose_length

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from services.engine.families.config import load_config
 from services.engine.families.registry import load_spec, spec_of
-from services.engine.families.spec import DecoderSpec
+from services.engine.spec import DecoderSpec
 from services.errors import ModelError
 from services.files import user_cache
 

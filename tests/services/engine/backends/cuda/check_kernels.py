@@ -31,7 +31,7 @@ from services.engine.backends.cuda.products import Products
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
-from services.engine.families.weights import Linear, Table
+from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling.noise import keys
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.requests import SamplingParams
@@ -53,12 +53,12 @@ def test_embedding() -> None:
     assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None, 1.5), 1.5 * vocabulary[ids])
     whole = embed(ids, positions, Table(vocabulary, 0), Table(learned, 0))
     assert torch.equal(whole, vocabulary[ids] + learned[positions])
-    shards = [
+    partitions = [
         embed(ids, positions, Table(vocabulary[rows], rows.start), Table(learned[places], places.start))
         for rows, places in ((slice(0, 1), slice(0, 3)), (slice(1, 4), slice(3, 6)))
     ]
-    assert torch.equal(shards[0] + shards[1], whole)
-    assert torch.equal(shards[0][0], learned[0])  # the other shard has the token, this one the position
+    assert torch.equal(partitions[0] + partitions[1], whole)
+    assert torch.equal(partitions[0][0], learned[0])  # the other partition has the token, this one the position
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])

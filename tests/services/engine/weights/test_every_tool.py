@@ -23,8 +23,8 @@ from tool_cases import CASES, SCRIPTS, Case, Tool
 from tools_table import DOCUMENT, table_written
 from written import WRITERS
 
-from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.engine import Engine
+from services.engine.weights.folder import QuantizedCheckpoint, open_folder
 from services.errors import ModelError
 from tests.clients.environments import Environments
 

@@ -13,8 +13,8 @@ from folders import quantize_folder
 from written import WRITERS
 
 from services.engine.engine import Engine
-from services.engine.families.kept import tensor_bytes
 from services.engine.settings import EngineSettings
+from services.engine.weights.description import tensor_bytes
 
 SETTINGS = EngineSettings("cpu", "bfloat16", block_size=16, kv_blocks=20, threads=1)
 

@@ -16,8 +16,8 @@ from tiny_wholes import make_whole
 from transformers import AutoModelForImageTextToText
 from written import WRITERS
 
-from services.engine.checkpoints.tensors import open_folder
 from services.engine.engine import Engine
+from services.engine.weights.folder import open_folder
 from services.errors import ModelError
 
 FAST = replace(STOCK, fast_path=True)

@@ -6,11 +6,10 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.floats import Block, scaled, scaled_groups
-from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
-from services.engine.checkpoints.fp4 import paired, paired_groups, powers_of_two
-from services.engine.families.kept import describe_integers
-from services.engine.families.quantized import Weight
+from services.engine.weights.description import describe_integers
+from services.engine.weights.floats import Block, paired, paired_groups, powers_of_two, scaled, scaled_groups
+from services.engine.weights.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
+from services.engine.weights.quantized import Weight
 from services.errors import ModelError
 
 FORMATS = (

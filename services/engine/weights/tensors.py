@@ -1,9 +1,9 @@
-"""Where weights come from: the safetensors of a folder, or random numbers."""
+"""Tensors: where weights come from. Checkpoint: the safetensors of a folder, and the blocks of a converted GGUF
+file."""
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,19 +12,16 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.engine.families.gguf import FORMATS, read_blocks
-from services.engine.families.kept import Quantization
-from services.engine.families.quantized import QuantizedWeight, Weight, quantize
-from services.engine.families.single_experts import SingleExperts, single_experts
-from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.engine.weights.description import Quantization
+from services.engine.weights.gguf import FORMATS, read_blocks
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
 from services.errors import ModelError
 from services.models.contents import BLOCKS
 from services.models.safetensors_file import LENGTH
 from services.models.weights_files import weights_files
 
 _TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
-DEVIATION = 0.02  # of random weights; families are initialised with it
 
 
 class Tensors(Protocol):
@@ -167,99 +164,3 @@ def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
         if name not in kept
     }
     return Quantization(f"gguf {', '.join(types)}", frozenset(kinds), refused)
-
-
-class RandomTensors:
-    """The tensors of a config, with transformers' names and shapes. Each is drawn on the device when it is read; the
-    same name always has the same numbers.
-
-    Weights are normal, since products of zeros are faster than those of numbers. Norms multiply by about 1.
-    """
-
-    def __init__(
-        self,
-        config: Any,
-        dtype: torch.dtype,
-        device: torch.device,
-        deviation: float = DEVIATION,
-        groups: Mapping[str, GroupFormat] | None = None,
-        query_norms: float = 1.0,
-    ) -> None:
-        """`groups`: of weights that are quantised, see Tensors. Experts that are quantised are weights one by one, as
-        in the checkpoint, and transformers' tensors have the same numbers. `query_norms`: about what norms of queries
-        multiply by."""
-        from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
-
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self._norms = {
-            f"{name}.weight": _neutral_weight(type(module))
-            for name, module in model.named_modules()
-            if len(self._shapes.get(f"{name}.weight", ())) == 1
-        }
-        for name in self._norms:
-            if name.endswith("q_norm.weight"):
-                self._norms[name] += query_norms - 1.0
-        self._dtype = dtype
-        self._device = device
-        self._deviation = deviation
-        self.groups = dict(groups or {})
-        self._experts: dict[str, SingleExperts] = dict(single_experts(self._shapes, self.groups))
-        for experts in self._experts.values():
-            self._shapes |= {name: experts.shape for names in experts.names for name in names}
-            self.groups |= experts.groups
-        self.bytes_read = 0
-
-    @property
-    def names(self) -> list[str]:
-        """All names that a model has."""
-        single = {name for experts in self._experts.values() for names in experts.names for name in names}
-        return [name for name in self._shapes if name not in single]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._shapes
-
-    def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
-        """See Tensors. The whole tensor is drawn, even if a part is asked for."""
-        weight = self.weight(name, rows, columns)
-        return weight if isinstance(weight, torch.Tensor) else weight.dequantize().to(self._dtype)
-
-    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors."""
-        shape = self._shape(name)
-        if name in self.groups:
-            return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
-        if len(shape) == 3:  # matrices of experts, which are read one at a time
-            part = torch.stack([self._expert(name, i) for i in range(*rows or (0, shape[0]))])
-        else:
-            drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
-            part = drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
-        self.bytes_read += part.nbytes
-        return part
-
-    def _expert(self, name: str, index: int) -> torch.Tensor:
-        """One matrix of a tensor of experts."""
-        if name not in self._experts:
-            return self._draw(f"{name}.{index}", self._shapes[name][1:])
-        experts = self._experts[name]
-        matrix = torch.cat([self.read(single) for single in experts.names[index]])
-        return matrix.t() if experts.transposed else matrix
-
-    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
-
-    def rows(self, name: str) -> int:
-        """See Tensors."""
-        return int(self._shape(name)[0])
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._shapes:
-            raise ModelError(f"the weights have no tensor {name!r}")
-        return self._shapes[name]
-
-
-def _neutral_weight(norm: Any) -> float:
-    """The weight with which a norm of this class multiplies by 1: 0 if it adds 1. transformers starts with it."""
-    return float(norm(1).weight.detach())

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
-from services.engine.families.kept import describe_integers
-from services.engine.families.quantized import Weight
+from services.engine.weights.description import describe_integers
+from services.engine.weights.format import Config, Format, Groups, Parts, field, grouped, groups_of, unpack
+from services.engine.weights.quantized import Weight
 from services.errors import ModelError
 
 GPTQ_BITS = (2, 3, 4, 8)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from services.engine.checkpoints.format import Config, Format, Groups, Parts, field, grouped
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.values import GroupFormat, Values
+from services.engine.weights.format import Config, Format, Groups, Parts, field, grouped
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Values, Weight
 from services.errors import ModelError
 
 STATE = "weight.quant_state.bitsandbytes__nf4"  # JSON in bytes

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
 from services.errors import ModelError
 
 # how a QuantizedWeight is stored, or why a weight is numbers that no backend executes as it is stored

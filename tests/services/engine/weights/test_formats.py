@@ -17,11 +17,9 @@ from writer import Writer, Written
 from written import AWQ, GPTQ, WRITERS
 from written_floats import fp8, nf4
 
-from services.engine.checkpoints.methods import format_of
-from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.families.config import load_config
-from services.engine.families.quantized import QuantizedWeight
-from services.engine.families.values import GroupFormat
+from services.engine.weights.folder import QuantizedCheckpoint, format_of, open_folder
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight
 from services.errors import ModelError
 from services.models.quantization import config_of
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from services.engine.families.quantized import QuantizedWeight
-from services.engine.families.values import GroupFormat, Values
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Values
 
 Factors = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor

@@ -19,8 +19,8 @@ from written import WRITERS
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.stock.loading import read_model
 from services.engine.engine import Engine
-from services.engine.families.tensors import Checkpoint
 from services.engine.settings import EngineSettings
+from services.engine.weights.tensors import Checkpoint
 from services.models.blocks import KINDS as KEPT
 from services.models.gguf_weights import GgufWeights, write_weights
 

@@ -13,8 +13,8 @@ from load.in_process import Setup, run_in_process
 from load.trace import Request
 from load.workloads import any_prompt
 from services.engine.engine import Engine
-from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
+from services.engine.weights.random_tensors import RandomTensors
 from services.errors import ModelError
 from services.scheduling import Knobs
 

@@ -1,4 +1,4 @@
-"""DecoderWeights: reads one shard of a decoder's weights, fused as its products run. Each family implements it."""
+"""DecoderWeights: reads one partition of a decoder's weights, fused as its products run. Each family implements it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from services.engine.families.quantized import QuantizedWeight, Weight, stack
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import Tensors
-from services.engine.families.values import GroupFormat
-from services.engine.parallel.layout import RowRange, Shard
+from services.engine.parallel.layout import Partition, RowRange
+from services.engine.spec import DecoderSpec
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight, stack
+from services.engine.weights.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class ExpertsWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputsWeights:
-    """What a layer does with the numbers that it gets of a token; see DecoderSpec. Every shard has all of it."""
+    """What a layer does with the numbers that it gets of a token; see DecoderSpec. Every partition has all of it."""
 
     gate: Linear
     down: Linear
@@ -70,7 +69,7 @@ class LayerWeights:
 
 
 class Table(NamedTuple):
-    """A shard's rows of an embedding, from row `first` on."""
+    """A partition's rows of an embedding, from row `first` on."""
 
     rows: Weight  # [rows, hidden]
     first: int
@@ -87,15 +86,15 @@ class InputsOfLayersWeights(NamedTuple):
 
 
 class DecoderWeights(ABC):
-    """Reads parts of a decoder when they are asked for, in the dtype in which they are stored: this shard of each
+    """Reads parts of a decoder when they are asked for, in the dtype in which they are stored: this partition of each
     product, and norms whole."""
 
     interleaved: ClassVar[bool] = False  # whether pairs of rotary embeddings are neighbours in the checkpoint
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, partition: Partition) -> None:
         self._spec = spec
         self._tensors = tensors
-        self._shard = shard
+        self._partition = partition
 
     # What a family implements.
 
@@ -111,7 +110,7 @@ class DecoderWeights(ABC):
 
     @abstractmethod
     def layer(self, index: int) -> LayerWeights:
-        """This shard's part of layer `index` of the model."""
+        """This partition's part of layer `index` of the model."""
 
     @property
     @abstractmethod
@@ -159,7 +158,7 @@ class DecoderWeights(ABC):
     @property
     def first_token(self) -> int:
         """The first row of `embedding`, without reading it."""
-        return self._shard.of(self._tensors.rows(self.embedding_name))[0]
+        return self._partition.range_of(self._tensors.rows(self.embedding_name))[0]
 
     def stored_rows(self, name: str) -> int:
         """How many rows a tensor of the checkpoint has. Raises ModelError if it is absent."""
@@ -183,7 +182,7 @@ class DecoderWeights(ABC):
         return "lm_head.weight" not in self._tensors
 
     def vocabulary(self) -> Linear:
-        """This shard's rows of the product that gives logits [vocab, hidden]."""
+        """This partition's rows of the product that gives logits [vocab, hidden]."""
         return Linear(self._table(self.vocabulary_name).rows, names=(self.vocabulary_name,))
 
     # Helpers for families.
@@ -195,7 +194,7 @@ class DecoderWeights(ABC):
         return self._read(name, rows) if name in self._tensors else None
 
     def _table(self, name: str) -> Table:
-        rows = self._shard.of(self._tensors.rows(name))
+        rows = self._partition.range_of(self._tensors.rows(name))
         return Table(self._tensors.weight(name, rows), rows[0])
 
     def _norm(self, name: str) -> Linear:
@@ -222,13 +221,13 @@ class DecoderWeights(ABC):
         return Linear(stack(weights), torch.cat(biases), own)
 
     def _partial(self, name: str, columns: RowRange) -> Linear:
-        """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
-        bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
+        """A product of this partition's inputs. The sum over partitions must have the bias once: the first has it."""
+        bias = self._optional(f"{name}.bias") if self._partition.rank == 0 else None
         return Linear(self._tensors.weight(f"{name}.weight", columns=columns), bias, (f"{name}.weight",))
 
     def _halves(self, count: int) -> list[RowRange]:
-        """This shard's rows of both halves of a tensor with 2 * `count` rows."""
-        begin, end = self._shard.of(count)
+        """This partition's rows of both halves of a tensor with 2 * `count` rows."""
+        begin, end = self._partition.range_of(count)
         return [(begin, end), (count + begin, count + end)]
 
     def _paired(self, linear: Linear, rows: int) -> Linear:
@@ -254,10 +253,10 @@ class DecoderWeights(ABC):
             first, second = (0, rotated, 2), (1, rotated, 2)
         return [*range(*first), *range(rotated, middle), *range(*second), *range(middle, dim)]
 
-    def _head_rows(self, group: int = 1) -> RowRange:
-        """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
-        begin, end = self._shard.of(self._spec.kv_heads)
-        return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
+    def _head_rows(self, queries: int = 1) -> RowRange:
+        """The rows of this partition's KV heads; with `queries`, of the query heads that share them."""
+        begin, end = self._partition.range_of(self._spec.kv_heads)
+        return begin * queries * self._spec.head_dim, end * queries * self._spec.head_dim
 
 
 def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,7 +41,7 @@ class HeadsSpec:
     head_dim: int
 
     @property
-    def group(self) -> int:
+    def queries_per_kv(self) -> int:
         """Query heads of each KV head."""
         return self.heads // self.kv_heads
 
@@ -180,7 +180,7 @@ class DecoderSpec:
         return self.activation == plain and norms and not others
 
     @property
-    def group(self) -> int:
+    def queries_per_kv(self) -> int:
         """Query heads of each KV head."""
         return self.heads // self.kv_heads
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.engine.families.quantized import QuantizedWeight, quantize, stack
-from services.engine.families.values import GroupFormat, Values
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Values, quantize, stack
 
 
 def draw(outputs: int, inputs: int, bits: int, group: int, seed: int = 1) -> QuantizedWeight:

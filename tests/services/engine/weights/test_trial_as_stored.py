@@ -16,11 +16,11 @@ from written import WRITERS
 
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
-from services.engine.families.quantized import QuantizedWeight
 from services.engine.settings import EngineSettings
 from services.engine.startup.proof import trial as module
 from services.engine.startup.proof.trial import trial
 from services.engine.startup.proof.verdict import bound_of
+from services.engine.weights.quantized import QuantizedWeight
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
 SIZES = {"qwen3_moe": {"moe_intermediate_size": 64}, "gpt_oss": {"intermediate_size": 64}}

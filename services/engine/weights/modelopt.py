@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
-from services.engine.checkpoints.floats import Block, scaled, scaled_groups
-from services.engine.checkpoints.format import Config, Format, Groups, Parts
-from services.engine.checkpoints.fp4 import paired, paired_groups, powers_of_two
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.values import GroupFormat, Values
+from services.engine.weights.floats import Block, paired, paired_groups, powers_of_two, scaled, scaled_groups
+from services.engine.weights.format import Config, Format, Groups, Parts
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Values, Weight
 from services.errors import ModelError
 
 MIXED = "MIXED_PRECISION"  # each module has an algorithm of its own

@@ -1,25 +1,56 @@
-"""QuantizedCheckpoint: the weights of a quantized folder under the names that an unquantized one would have."""
+"""Opens a transformers folder, quantized or not: its weights have the names that an unquantized one would have."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from services.engine.checkpoints.format import Format, Groups
-from services.engine.checkpoints.methods import format_of
-from services.engine.families.kept import Quantization
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.tensors import Checkpoint
-from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.engine.weights.bitsandbytes import bitsandbytes
+from services.engine.weights.compressed import compressed_tensors
+from services.engine.weights.description import Quantization
+from services.engine.weights.floats import fp8, mxfp4
+from services.engine.weights.format import Config, Format, Groups
+from services.engine.weights.modelopt import modelopt
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
+from services.engine.weights.tensors import Checkpoint
+from services.engine.weights.words import awq, gptq
 from services.errors import ModelError
+from services.models.quantization import config_of, method_of
 
 SAYS_SHAPE = ("weight_shape", "quant_state.bitsandbytes__nf4")  # parts with the shape of the numbers in their content
 MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")  # of the methods; numbers have none
+# by `quant_method`
+METHODS: dict[str, Callable[[Config], Format]] = {
+    "gptq": gptq,
+    "awq": awq,
+    "fp8": fp8,
+    "fbgemm_fp8": fp8,
+    "compressed-tensors": compressed_tensors,
+    "mxfp4": mxfp4,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
+}
+
+
+def format_of(folder: Path) -> Format | None:
+    """How the model in `folder` stores weights that are no numbers; None if it has none. Raises ModelError for a method
+    that is not served."""
+    config = config_of(folder)
+    if config is None:
+        return None
+    method = method_of(config)
+    if method not in METHODS:
+        served = ", ".join(METHODS)
+        raise ModelError(f"{folder.name} is quantized with {method}, which is not served; these are: {served}")
+    try:
+        return METHODS[method]({**config, "quant_method": method})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder.name}: its quantization_config cannot be read: {error!r}") from error
 
 
 def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | QuantizedCheckpoint:

@@ -14,8 +14,8 @@ from routing import Flip, flips, forward
 from safetensors.torch import load_file, save_file
 
 from services.engine.backends.cpu.decoder import CpuDecoder
-from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
 from services.engine.engine import Engine
+from services.engine.weights.folder import QuantizedCheckpoint, open_folder
 
 PROMPT = (5, 17, 33, 48, 60, 99, 120, 7, 250, 31)
 NAMES = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}  # Mixtral's

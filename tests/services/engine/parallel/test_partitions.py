@@ -1,4 +1,4 @@
-"""Any number of shards have every number of a layer together, each once."""
+"""Any number of partitions have every number of a layer together, each once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from services.engine.families.decoder_weights import LayerWeights, Linear
 from services.engine.families.registry import FAMILIES, open_weights
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import LayerWeights, Linear
-from services.engine.parallel.layout import Layout, Shard
+from services.engine.parallel.layout import Layout, Partition
+from services.engine.spec import DecoderSpec
 from services.errors import SettingsError
 
 ENDS = {"model.embed_tokens": ("vocab", "hidden"), "lm_head": ("vocab", "hidden")}
@@ -169,7 +169,7 @@ def test_a_layout_covers_the_model_once(spec: DecoderSpec, data: st.DataObject) 
         counts = [getattr(part, name) for part in of_first_stage]
         assert sum(counts) == getattr(spec, name)
         assert min(counts) > 0
-    assert {part.group for part in parts} == {spec.group}
+    assert {part.queries_per_kv for part in parts} == {spec.queries_per_kv}
     assert sum(part.layers for part in of_first_ranks) == spec.layers
     for name in ("kv_heads", "intermediate", "layers"):
         counts = [getattr(part, name) for part in parts]
@@ -189,14 +189,16 @@ def test_shards_read_every_number_once(
 ) -> None:
     tp = data.draw(st.integers(1, spec.kv_heads))
     folder = write(spec, tmp_path_factory.mktemp("model"))
-    whole = open_weights(spec, folder, Shard())
-    shards = [open_weights(spec, folder, Shard(rank, tp)) for rank in range(tp)]
-    tables = [shard.embedding() for shard in shards]
+    whole = open_weights(spec, folder, Partition())
+    partitions = [open_weights(spec, folder, Partition(rank, tp)) for rank in range(tp)]
+    tables = [partition.embedding() for partition in partitions]
     assert torch.equal(torch.cat([table.rows for table in tables]), whole.embedding().rows)
     assert [table.first for table in tables] == [sum(len(t.rows) for t in tables[:i]) for i in range(tp)]
-    assert torch.equal(torch.cat([shard.vocabulary().numbers for shard in shards]), whole.vocabulary().numbers)
+    assert torch.equal(
+        torch.cat([partition.vocabulary().numbers for partition in partitions]), whole.vocabulary().numbers
+    )
     parts = [Layout(tp, rank=rank).part_of(replace(spec, layers=1)) for rank in range(tp)]
-    check_layer(spec, whole.layer(0), [shard.layer(0) for shard in shards], parts)
+    check_layer(spec, whole.layer(0), [partition.layer(0) for partition in partitions], parts)
     assert read_numbers(spec, whole.layer(0)) == written_numbers(folder)
 
 
@@ -219,23 +221,27 @@ def written_numbers(folder: Path) -> list[float]:
     return sorted(number for tensor in tensors for number in tensor.flatten().tolist())
 
 
-def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeights], parts: list[DecoderSpec]) -> None:
+def check_layer(
+    spec: DecoderSpec, whole: LayerWeights, partitions: list[LayerWeights], parts: list[DecoderSpec]
+) -> None:
     inner = [[part.intermediate] * (1 if spec.family in ("gpt2", "arcee") else 2) for part in parts]
     attention = [[n * spec.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)] for part in parts]
     for name, sizes in (("qkv", attention), ("up", inner)):
-        products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)
+        products, all_of_it = [getattr(partition, name) for partition in partitions], getattr(whole, name)
         assert torch.equal(joined([p.weight for p in products], sizes), all_of_it.weight)
         if all_of_it.bias is not None:
             assert torch.equal(joined([p.bias for p in products], sizes), all_of_it.bias)
     for name, inputs in (("output", [p.heads * p.head_dim for p in parts]), ("down", [p.intermediate for p in parts])):
-        products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)
+        products, all_of_it = [getattr(partition, name) for partition in partitions], getattr(whole, name)
         assert [p.weight.shape[1] for p in products] == inputs
         assert torch.equal(torch.cat([p.weight for p in products], dim=1), all_of_it.weight)
         assert all(p.bias is None for p in products[1:])
         assert all_of_it.bias is None or torch.equal(products[0].bias, all_of_it.bias)
 
     if whole.sinks is not None:
-        assert torch.equal(torch.cat([shard.sinks for shard in shards if shard.sinks is not None]), whole.sinks)
+        assert torch.equal(
+            torch.cat([partition.sinks for partition in partitions if partition.sinks is not None]), whole.sinks
+        )
 
 
 def joined(parts: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.families.gguf import FORMATS, read_blocks
-from services.engine.families.quantized import PIECE
+from services.engine.weights.gguf import FORMATS, read_blocks
+from services.engine.weights.quantized import PIECE
 
 
 @pytest.mark.parametrize("kind", FORMATS)
