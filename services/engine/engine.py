@@ -26,8 +26,8 @@ from services.engine.sampling.grammars import GrammarCompiler, load_grammars
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
-from services.engine.startup import devices, huge_pages, loading, warm_up
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size, count_warm_up_blocks
+from services.engine.startup import devices, huge_pages, loading
 from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.engine.weights.tensors import Tensors
@@ -240,7 +240,7 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     state = sum(state.bytes for state in decoder.states)
     size = choose_block_size(settings, per_token, state)
     blocks = devices.count_blocks(settings, size * per_token + state, size, length, devices.free_bytes(device))
-    reserved = warm_up.count_blocks(size)
+    reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 
 

@@ -19,9 +19,9 @@ from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
 from services.engine.engine import Engine
 from services.engine.families.registry import FAMILIES
+from services.engine.preload import preload
 from services.engine.settings import EngineSettings
 from services.engine.startup import loading
-from services.engine.startup.preload import preload
 from services.engine.startup.proof import verdict
 from services.engine.startup.proof.trial import trial
 from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from services.engine.engine import Engine
 from services.engine.null import NullEngine
-from services.engine.settings import EngineSettings
-from services.engine.startup.warm_up import TOKENS, WarmUp, iteration
+from services.engine.settings import WARM_UP_TOKENS, EngineSettings
+from services.engine.warm_up import WarmUp, iteration
 from services.loop.iteration_cost import COLD_SECONDS, IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
@@ -29,7 +29,7 @@ def test_an_engine_is_measured_and_knows_no_request_afterwards(llama: Engine) ->
     assert len(llama._requests) == 0
     cost = IterationCost()
     cost.finished(warmth.iteration, warmth.seconds)
-    assert cost.estimate(Iteration("e", 1, {"a": TOKENS})) < COLD_SECONDS
+    assert cost.estimate(Iteration("e", 1, {"a": WARM_UP_TOKENS})) < COLD_SECONDS
     job = Job("a/0", [5, 6, 7], SamplingParams(2, temperature=0.0))
     assert Driver(llama).run([job])[0].failed is None
 

@@ -6,35 +6,27 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from services.messages import Iteration, IterationResult, NewRequest
+from services.engine.settings import WARM_UP_TOKENS
+from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 from services.wire import pack
 
-TOKENS = 16
+if TYPE_CHECKING:
+    from services.engine.engine import Engine
+    from services.engine.null import NullEngine
+
 LOGPROBS = 16
 ID = "warm-up"
 
 
-class Engine(Protocol):
-    @property
-    def warm_up_blocks(self) -> list[int]: ...
-    def reset(self, epoch: str) -> None: ...
-    def run(self, iteration: Iteration) -> IterationResult: ...
-
-
-def count_blocks(block_size: int) -> int:
-    """The number of KV blocks that the iteration needs."""
-    return -(-TOKENS // block_size)
-
-
 def iteration(epoch: str, blocks: list[int], deadly_token: int = -1) -> Iteration:
-    """A prompt of `TOKENS` different tokens, none of them `deadly_token`, in these blocks."""
-    prompt = [token for token in range(TOKENS + 1) if token != deadly_token][:TOKENS]
+    """A prompt of `WARM_UP_TOKENS` different tokens, none of them `deadly_token`, in these blocks."""
+    prompt = [token for token in range(WARM_UP_TOKENS + 1) if token != deadly_token][:WARM_UP_TOKENS]
     sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that the sampler is compiled, too
-    new = NewRequest(ID, prompt, TOKENS, sampling)
-    return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: blocks})
+    new = NewRequest(ID, prompt, WARM_UP_TOKENS, sampling)
+    return Iteration(epoch, 0, {ID: WARM_UP_TOKENS}, [new], {ID: blocks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class Warmth:
 class WarmUp:
     """Warms up one loaded engine, for each of its owners. What requests have left in its blocks stays there."""
 
-    def __init__(self, engine: Engine, deadly_token: int = -1) -> None:
+    def __init__(self, engine: Engine | NullEngine, deadly_token: int = -1) -> None:
         self._engine = engine
         self._deadly_token = deadly_token
         self._cold = True
