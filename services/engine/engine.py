@@ -12,17 +12,16 @@ from pathlib import Path
 
 import torch
 
-from services.engine.batch.block_names import BlockNames
-from services.engine.batch.block_record import BlockRecord
+from services.engine.batch.block_names import BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack
+from services.engine.batch.grammars import GrammarCompiler, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
 from services.engine.decoder import Decoder
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.sampling.grammars import GrammarCompiler, load_grammars
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler

@@ -12,7 +12,6 @@ import torch
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import GROUP_STEP, CpuSetup, pack_model
-from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.decoder import Decoder
 from services.engine.families.decoder_weights import DecoderWeights
@@ -20,7 +19,7 @@ from services.engine.families.fit import open_fitted
 from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout, Partition
-from services.engine.sampling.candidates import PlainSearch, Search
+from services.engine.sampling.search import CompiledSearch
 from services.engine.settings import EngineSettings
 from services.engine.spec import DecoderSpec
 from services.engine.startup import devices
@@ -204,13 +203,13 @@ def need_kernels(settings: EngineSettings, device: torch.device) -> None:
         raise NoKernels(f"there is no Triton: {error}") from error
 
 
-def search_of(settings: EngineSettings, device: torch.device) -> Search:
-    """How the sampler searches logits on a CPU: compiled if there are kernels."""
+def search_of(settings: EngineSettings, device: torch.device) -> CompiledSearch | None:
+    """What searches logits on a CPU, if there are kernels."""
     if settings.fast_path and device.type == "cpu":
         with contextlib.suppress(NoKernels):
             need_kernels(settings, device)
             return CompiledSearch(kernels(settings.cache_dir), torch.get_num_threads())
-    return PlainSearch()
+    return None
 
 
 def _check_stock(settings: EngineSettings) -> None:

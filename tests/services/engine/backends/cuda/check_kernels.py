@@ -18,10 +18,8 @@ from services.engine.backends.cuda import products
 from services.engine.backends.cuda.bits import AttentionBits, settle_attention
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels import attention, product
-from services.engine.backends.cuda.kernels import draw as drawing
 from services.engine.backends.cuda.kernels.activation import activate
 from services.engine.backends.cuda.kernels.attention import Partials
-from services.engine.backends.cuda.kernels.draw import draw
 from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
@@ -32,7 +30,9 @@ from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
 from services.engine.families.decoder_weights import Linear, Table
+from services.engine.sampling import triton_draw as drawing
 from services.engine.sampling.noise import keys
+from services.engine.sampling.triton_draw import draw
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.requests import SamplingParams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.engine.sampling.adjustments import BANNED, BIAS, COUNT, END, SEEN, Adjustments
+from services.engine.batch.adjustments import BANNED, BIAS, COUNT, END, SEEN, Adjustments
 from services.requests import SamplingParams
 
 EOS = frozenset({9})

@@ -11,12 +11,12 @@ import torch
 from compiled_search import compiled_search
 from letters import EOS_ID, letters
 
+from services.engine.batch import grammars as grammars_module
+from services.engine.batch.grammars import GrammarCompiler, OutputGrammar
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler
-from services.engine.sampling import grammars as grammars_module
-from services.engine.sampling.candidates import PlainSearch
-from services.engine.sampling.grammars import GrammarCompiler, OutputGrammar
 from services.engine.sampling.sampler import Sampler
+from services.engine.sampling.search import CompiledSearch
 from services.errors import ModelError
 from services.grammar import Grammars, Matcher
 from services.requests import NO_TOKEN_LEFT, SamplingParams
@@ -35,8 +35,8 @@ def flat_logits(rows: int) -> torch.Tensor:
     return torch.arange(VOCAB, dtype=torch.float32).repeat(rows, 1)
 
 
-@pytest.mark.parametrize("search", [PlainSearch(), compiled_search()], ids=["plain", "compiled"])
-def test_a_grammar_that_fails_ends_its_request_alone(search: PlainSearch) -> None:
+@pytest.mark.parametrize("search", [None, compiled_search()], ids=["batched", "compiled"])
+def test_a_grammar_that_fails_ends_its_request_alone(search: CompiledSearch | None) -> None:
     rows = [
         row("good", "start: /[a-d]{3}/", [0]),
         row("syntax", "start: (", []),

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from services.engine.batch.buffers import send
-from services.engine.sampling.logits_chunks import Floats, chunk_size
 from services.requests import SamplingParams
 
 COLUMNS = 5
@@ -176,35 +175,16 @@ def adjusted(logits: torch.Tensor, index: torch.Tensor, columns: torch.Tensor, s
 class AllowedTokens:
     """The only tokens that may be sampled for a request. What does not change between iterations is computed once."""
 
-    __slots__ = ("_chunks", "_forbidden", "_ids", "_starts", "_vocab_size")
+    __slots__ = ("_forbidden", "_vocab_size", "ids")
 
     def __init__(self, ids: Iterable[int], vocab_size: int) -> None:
-        self._ids = np.unique(np.array(list(ids), np.int64))
-        self._chunks, self._starts = np.unique(self._ids // chunk_size(vocab_size), return_index=True)
+        self.ids = np.unique(np.array(list(ids), np.int64))  # ascending
         self._vocab_size = vocab_size
         self._forbidden: torch.Tensor | None = None
 
     def forbidden(self, device: torch.device) -> torch.Tensor:
         """[vocab], bool: true for all other tokens. It stays on the device."""
         if self._forbidden is None:
-            (ids,) = send([self._ids], device)
+            (ids,) = send([self.ids], device)
             self._forbidden = torch.ones(self._vocab_size, dtype=torch.bool, device=device).index_fill_(0, ids, False)
         return self._forbidden
-
-    def copy(self, logits: Floats, to: Floats, maxima: Floats) -> None:
-        """Copy the allowed ones of `logits` [vocab] to `to`, and the maxima of the chunks that have any to `maxima`
-        [chunks]."""
-        values = logits.take(self._ids)
-        to[self._ids] = values
-        maxima[self._chunks] = np.maximum.reduceat(values, self._starts)
-
-
-def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> tuple[Floats, Floats]:
-    """New logits [which, vocab] from these rows of `logits`, -inf for tokens that are not allowed; and the maxima of
-    their chunks [which, chunks]."""
-    vocab_size = logits.shape[1]
-    limited = np.full((len(which), vocab_size), -np.inf, np.float32)
-    maxima = np.full((len(which), vocab_size // chunk_size(vocab_size)), -np.inf, np.float32)
-    for place, (i, allowed) in enumerate(which):
-        allowed.copy(logits[i], limited[place], maxima[place])
-    return limited, maxima
