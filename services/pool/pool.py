@@ -1,16 +1,16 @@
 """RequestPool: requests, their tokens and the seats that run them, in a Redis or Valkey server.
 
-The pool is the only state that must survive. A token exists once a script has committed it here; before that, nobody but
-the engine has seen it. So any process may die at any moment, and its successor goes on from what is here.
+The pool is the only state that must survive. A token exists once a script has committed it here; before that, only the
+engine has seen it. So any process may die at any moment, and its successor goes on from what is here.
 
 A gateway submits a group of sequences. Each sequence waits in the queue of its tenant until a scheduler's exchange
-claims it for a seat. That scheduler alone, as the owner of the seat's epoch, commits its tokens and at last its end, and
-every commit is an event for the gateways that listen. If the owner dies, the next one gets a new epoch, the sequences
-wait again with the tokens that they have, and whatever the old owner still writes is refused.
+claims it for a seat. That scheduler alone, as the owner of the seat's epoch, commits its tokens and at last its end,
+and every commit is an event for the gateways that listen. If the owner dies, the next one gets a new epoch, the
+sequences wait again with the tokens that they have, and whatever the old owner still writes is refused.
 
 Each method that changes the pool runs the Lua script of the same name, which is one transaction; `lua/README.md`
-describes scripts and keys. All of them are repeat-safe: after `PoolUnavailable` the caller does not know whether the call
-ran, and sends it again unchanged.
+describes scripts and keys. All of them are repeat-safe: after `PoolUnavailable` the caller does not know whether the
+call ran, and sends it again unchanged.
 """
 
 from __future__ import annotations
