@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from services.engine.backends.stock import scores
-from services.engine.backends.stock.scores import Scoring, attend
+from services.engine.backends.stock import sdpa as written
+from services.engine.backends.stock.sdpa import Scoring, sdpa
 
 HEADS, KV_HEADS, DIM, KEYS = 4, 2, 6, 11
 
@@ -44,14 +44,14 @@ def plain(
 def test_attention_is_what_it_is_defined_to_be(
     tokens: int, scoring: Scoring, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "WRITTEN_OUT", at_once)
+    monkeypatch.setattr(written, "WRITTEN_OUT", at_once)
     drawn = torch.Generator().manual_seed(tokens)
     queries = torch.randn(2, HEADS, tokens, DIM, generator=drawn)
     keys = torch.randn(2, KV_HEADS, KEYS, DIM, generator=drawn)
     values = torch.randn(2, KV_HEADS, KEYS, 3, generator=drawn)
     mask = torch.rand(2, 1, tokens, KEYS, generator=drawn) < 0.7
     mask[..., 0] = True
-    found = attend(queries, keys, values, mask, scoring)
+    found = sdpa(queries, keys, values, mask, scoring)
     assert torch.allclose(found, plain(queries, keys, values, mask, scoring), atol=1e-5)
 
 
@@ -61,5 +61,5 @@ def test_without_a_mask_it_is_causal() -> None:
     keys, values = torch.randn(2, 1, KV_HEADS, KEYS, DIM, generator=drawn)
     causal = torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril()
     for scoring in (Scoring(), Scoring(softcap=2.0)):
-        found = attend(queries, keys, values, None, scoring)
+        found = sdpa(queries, keys, values, None, scoring)
         assert torch.allclose(found, plain(queries, keys, values, causal, scoring), atol=1e-5)
