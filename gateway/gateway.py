@@ -50,7 +50,7 @@ class Gateway:
         own = self.id, self.counters, self.executor, records, self.gauges, described(settings, model.tokenizer.tables)
         self.shards = Shards([Shard(pool, *own) for pool in pools])
         self.live = LiveFeed(self.shards, model.name, settings.demo)
-        self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
+        self.files = FileStore(settings.files_folder, settings.constants)
         self.batches = BatchFolders(settings.files_folder)
 
     def gauges(self) -> dict[str, float]:

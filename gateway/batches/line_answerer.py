@@ -116,7 +116,7 @@ class LineAnswerer:
     async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
         """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
         PoolUnavailable."""
-        gateway, limit = self._gateway, self._gateway.settings.max_body_bytes
+        gateway, limit = self._gateway, self._gateway.settings.constants.max_body_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)

@@ -31,15 +31,15 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
-    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting
-    `max_body_bytes` (with or without a content length), too many values, anything but a
+    Raises ApiError for a compressed body, a content type other than JSON's, a body over
+    `Constants.max_body_bytes` (with or without a content length), too many values, anything but a
     JSON object (also for NaN and invalid UTF-8), nesting over `MAX_DEPTH` levels, and the first wrong field.
     """
     check_encoding(request.headers)
     _check_json(request.headers)
     gateway = gateway_of(request)
     settings, tenant = gateway.settings, request.state.tenant
-    body = await _read(request, settings.max_body_bytes, gateway.executor)
+    body = await _read(request, settings.constants.max_body_bytes, gateway.executor)
     request.state.size = len(body)
 
     def parsed() -> M:

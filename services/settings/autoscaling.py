@@ -9,6 +9,8 @@ from pydantic_settings import BaseSettings
 
 from services.settings.types import Section
 
+DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
+
 
 class AutoscalingSettings(BaseSettings):
     """The part of `Settings` about autoscaling."""
@@ -19,23 +21,18 @@ class AutoscalingSettings(BaseSettings):
         Field(ge=0, description="maximum number of engines, of which `engines` start; 0: always `engines`"),
     ] = 0
     min_engines: Annotated[int, Field(ge=1, description="minimum number of engines, with max_engines")] = 1
-    target_ongoing_requests: Annotated[
-        int,
-        Field(ge=0, description="requests, running and waiting, for which one engine is enough; 0: max_batch_size"),
-    ] = 0
     max_gateways: Annotated[
         int,
         Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
     ] = 0
-    streams_per_gateway: Annotated[
-        int, Field(ge=1, description="open requests for which one gateway is enough, with max_gateways")
-    ] = 256
     upscale_delay: Annotated[
-        float, Field(ge=0, description="seconds for which more must be needed before engines or gateways are added")
+        float,
+        Field(
+            ge=0,
+            description="seconds for which more must be needed before engines or gateways are added; they are removed "
+            f"when less was needed for {DOWNSCALE} times as long",
+        ),
     ] = 10.0
-    downscale_delay: Annotated[
-        float, Field(ge=0, description="seconds for which less must be needed before engines or gateways are removed")
-    ] = 300.0
 
     def check_autoscaling(self, engines: int, gateways: int) -> None:
         """Raises ValueError if the bounds contradict each other or the numbers at the start."""

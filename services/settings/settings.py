@@ -15,7 +15,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.files import absolute_folder, user_cache
 from services.settings.addresses import is_loopback, normalize
 from services.settings.autoscaling import AutoscalingSettings
+from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
+from services.settings.names import PARTS
 from services.settings.observability import ObservabilitySettings
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
@@ -25,9 +27,9 @@ from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey,
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 # settings whose value is not repeated in any message
-SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
-# variables with our prefix: the folder of the tests' schemas, and a GGUF file that they read
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF"})
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url"})
+# variables with our prefix: the folder of the tests' schemas, a GGUF file that they read, and constants that they set
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF", "ORCA_CONSTANTS"})
 
 
 class Settings(
@@ -124,10 +126,6 @@ class Settings(
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1
-    placement_group_strategy: Annotated[
-        Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"],
-        Field(description="Ray's strategy for the ranks of an engine; all but STRICT_PACK may use several nodes"),
-    ] = "STRICT_PACK"
     demo: Annotated[
         bool,
         Section.TESTING,
@@ -136,9 +134,6 @@ class Settings(
     null_engine: Annotated[
         bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
     ] = False
-    null_iteration: Annotated[
-        float, Section.TESTING, Field(ge=0, description="seconds that an iteration of a null engine takes at least")
-    ] = 0.0
 
     api_key: Annotated[
         Keys,
@@ -156,11 +151,6 @@ class Settings(
         Section.API,
         Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
     ] = []
-    allow_credentials: Annotated[bool, Field(description="CORS: pages may send credentials such as cookies")] = False
-    allowed_methods: Annotated[Words, Field(description="CORS: methods that pages may use, in the same format")] = ["*"]
-    allowed_headers: Annotated[Words, Field(description="CORS: headers that pages may send, in the same format")] = [
-        "*"
-    ]
     disable_ui: Annotated[
         bool,
         Section.API,
@@ -179,15 +169,6 @@ class Settings(
             ge=-1, description="an engine kills itself when it has to compute this token id, to test faults; -1: none"
         ),
     ] = -1
-    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="maximum bytes of an HTTP body")] = (
-        8 << 20
-    )
-    max_file_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of a file")] = 200 << 20
-    max_tenant_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of all files of a tenant")] = 10 << 30
-    max_batch_lines: Annotated[int, Field(ge=1, description="maximum number of lines in a batch")] = 50_000
-    lines_in_flight: Annotated[
-        int, Field(ge=1, description="maximum number of batch lines that a gateway has in the pool at once")
-    ] = 64
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
         Section.API,
@@ -195,16 +176,7 @@ class Settings(
     ] = "refuse"
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
-    completion_max_tokens: Annotated[
-        int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
-    ] = 16
-    chat_max_tokens: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="default max_tokens of chat, or less if less fits; 0: that of generation_config, or 1024",
-        ),
-    ] = 0
+    constants: Constants = Constants()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -254,7 +226,8 @@ class Settings(
     def without_secrets(self) -> dict[str, Any]:
         """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
         unset = {name: Settings.model_fields[name].default for name in SECRETS}
-        return self.model_copy(update=unset).model_dump(mode="json")
+        values = self.model_copy(update=unset).model_dump(mode="json")
+        return values | dict.fromkeys(PARTS, "")  # the model has them, whatever the process finds in its environment
 
     def with_key_hashes(self) -> dict[str, Any]:
         """Return the same with the hashes of API keys, for a process that checks keys."""
@@ -272,11 +245,15 @@ class Settings(
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
+NAMES = [name for name in Settings.model_fields if name != "constants"]
+
+
 def sections() -> dict[Section, list[str]]:
     """Return the names of all settings by section, in the order in which they are shown."""
     found: dict[Section, list[str]] = {section: [] for section in Section}
     section = Section.API
-    for name, field in Settings.model_fields.items():
-        section = next((mark for mark in field.metadata if isinstance(mark, Section)), section)
+    for name in NAMES:
+        metadata = Settings.model_fields[name].metadata
+        section = next((mark for mark in metadata if isinstance(mark, Section)), section)
         found[section].append(name)
     return found
