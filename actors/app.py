@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     settings = load(**args)
     if not settings.shards:
         raise SettingsError("redis_url: the processes of a cluster share a pool; set the URL of its server")
-    if "@" in args.get("redis_url", ""):
+    if re.search("://.*@", args.get("redis_url", "")):
         raise SettingsError("redis_url: Serve shows its args; for a password, use ORCA_REDIS_URL or the name of a file")
     exposure.check(settings)
     check_tracing(settings.otlp_traces_endpoint)

@@ -48,7 +48,9 @@ class Parser(argparse.ArgumentParser):
         for argument in extra:
             if argument.startswith("-"):
                 flag = argument.partition("=")[0]
-                known = [*self._option_string_actions, *self._other_flags] if flag.startswith("--") else []
+                actions = self._option_string_actions.items()
+                shown = [name for name, action in actions if action.help != argparse.SUPPRESS]
+                known = [*shown, *self._other_flags] if flag.startswith("--") else []
                 raise UsageError(f"unknown flag {flag}{suggestion(flag, known)}")
         if extra:
             raise UsageError(f"unexpected argument {extra[0]!r}")

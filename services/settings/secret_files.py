@@ -35,8 +35,8 @@ def resolve(values: dict[str, Any]) -> dict[str, Any]:
 
 def _read_url(file: str) -> str:
     """Return the URL, or those of several shards, in a file."""
-    if "@" in file:  # a URL without its scheme, whose password no message repeats
-        raise UsageError("redis_url: is no URL, as redis://HOST:PORT/0, nor the name of a file, which has no '@'")
+    if "@" in file and not Path(file).exists():  # a URL without its scheme, whose password no message repeats
+        raise UsageError("redis_url: is no URL, as redis://HOST:PORT/0, nor the name of a file that is there")
     url = _read("redis_url", file).strip()
     if "://" not in url:
         raise UsageError(f"redis_url: {file}: holds no URL, as redis://HOST:PORT/0")

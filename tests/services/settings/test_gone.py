@@ -90,6 +90,19 @@ def test_a_warning_names_settings_that_exist(name: str) -> None:
     assert named <= {*NAMES, "max_tokens", "max_new_tokens"}
 
 
+def test_a_name_that_is_gone_is_not_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as flag:
+        parse_serve(["--keep-endd", "3"])
+    monkeypatch.setenv("ORCA_KEEP_ENDD", "3")
+    with pytest.raises(UsageError) as variable:
+        load()
+    monkeypatch.delenv("ORCA_KEEP_ENDD")
+    (tmp_path / "orca.toml").write_text("keep_endd = 3")
+    with pytest.raises(UsageError) as file:
+        load()
+    assert not [text for text in map(str, (flag.value, variable.value, file.value)) if "ended" in text.lower()]
+
+
 def test_constants_come_from_their_variable_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORCA_CONSTANTS", '{"lease": 3}')
     settings = load()

@@ -111,6 +111,11 @@ def test_a_file_without_a_url_is_named_and_not_shown(tmp_path: Path, text: str) 
     assert text not in str(raised.value)
 
 
+def test_the_name_of_the_file_may_have_any_characters(tmp_path: Path) -> None:
+    (tmp_path / "me@work").write_text(URL)
+    assert load(redis_url="me@work").redis_url.get_secret_value() == URL
+
+
 def test_a_url_without_its_scheme_is_not_repeated() -> None:
     with pytest.raises(UsageError, match="redis_url: is no URL") as raised:
         load(redis_url=":hidden-word@h:6379")
