@@ -27,8 +27,7 @@ from services.errors import PoolUnavailable
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats
-from services.settings.autoscaling import DOWNSCALE
-from services.settings.settings import Settings
+from services.settings.settings import DOWNSCALE, Settings
 from services.settings.sources import load
 
 INTERVAL = 1.0  # seconds between readings of the pool
