@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What no operator sets. Neither a flag nor a file names these numbers: a test gives those that it needs, to
-    `Settings` or as JSON in the variable `ORCA_CONSTANTS`, and the others keep their defaults.
+    """The numbers that no operator sets. Neither a flag nor a settings file names them. A test gives the ones that it
+    needs to `Settings`, or as JSON in the variable `ORCA_CONSTANTS`; the others keep their defaults.
     """
 
     keep_ended: float = 600.0  # seconds for which an ended request can be read

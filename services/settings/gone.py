@@ -1,5 +1,5 @@
-"""Names that were settings until the last release. They are accepted and change nothing, so that an old file of
-settings does not stop an upgrade."""
+"""Names that were settings until the last release. Each is accepted with a warning, so that an old file of settings
+does not stop an upgrade."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """`instead` says what holds now and, where another setting does it, which. `kind` is the type of the values, for
-    the command line. `moved` is the setting that takes the value; empty: the value is ignored."""
+    """A name that is no setting any more. `instead` says what holds now and, where another setting does it, which.
+    `kind` is the type of the values, for the command line. `moved` is the setting that takes the value; empty: the
+    value is ignored."""
 
     instead: str
     kind: type = str

@@ -36,8 +36,8 @@ def _tokenizer(name: str) -> str:
 
 
 def _template(given: str) -> str:
-    """Return the template in the file `given`, or `given` if it is a template itself. So the template is read once, and
-    all processes of the server have the same."""
+    """Return the template in the file `given`, or `given` if it is a template itself. The file is read once, so that
+    all processes of the server have one template."""
     if not given:
         return given
     template, where = given, ""
@@ -90,7 +90,8 @@ def _override(values: dict[str, int | float]) -> dict[str, int | float]:
 
 
 def method(given: str) -> str:
-    """Return the quantization method `given` in lower case, as in the checkpoints that it is the method of."""
+    """Return the quantization method `given` in lower case, as checkpoints name it. Raises ValueError for a method that
+    is not served."""
     if given:
         from services.models.quantization import KERNELS, SERVED  # takes 25 ms, and few users set it
 

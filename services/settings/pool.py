@@ -1,4 +1,4 @@
-"""Settings of the pool: its server or its shards, its files, and how long it keeps what."""
+"""Settings of the pool: its server or its shards, how durable it is, and its folders."""
 
 from __future__ import annotations
 

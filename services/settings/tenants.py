@@ -13,7 +13,7 @@ EARLIEST = -8  # the earliest class that exists
 
 
 class TenantLimits(BaseModel):
-    """The bounds of one tenant. 0 means the bound of tenants that are not named."""
+    """The bounds of one tenant. A bound of 0 is the one of tenants that `tenant_limits` does not name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,6 +60,7 @@ class BoundSettings(BaseSettings):
     ] = []
 
     def earliest(self, tenant: str, guarded: bool) -> int:
-        """Return the earliest class of this tenant. `guarded`: the default class unless a setting says otherwise."""
+        """Return the earliest class that requests of this tenant may have: that of `tenant_limits`, else the default
+        class if `guarded`, else the earliest one that exists."""
         named = self.tenant_limits.get(tenant, TenantLimits()).earliest_class
         return named if named is not None else 0 if guarded else EARLIEST
