@@ -93,7 +93,7 @@ async def version(request: Request) -> dict[str, object]:
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
     gateway = gateway_of(request)
-    fields = await parse(request, TokenizeRequest)
+    fields = await parse(request, TokenizeRequest, gateway.limits)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_tokens, gateway, fields))
 
@@ -102,7 +102,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of tokens, with special tokens spelled out."""
     gateway = gateway_of(request)
-    fields = await parse(request, DetokenizeRequest)
+    fields = await parse(request, DetokenizeRequest, gateway.limits)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_text, gateway, fields))
 

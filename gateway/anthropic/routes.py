@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.answer.plan import AnswerKind
-from gateway.answer.streaming import streaming_response, whole_response
 from gateway.anthropic.events import message_event_writer
 from gateway.anthropic.objects import MessageAnswer
 from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind
@@ -26,6 +25,7 @@ from gateway.schemas.messages import (
     MessageRequest,
     TokenCount,
 )
+from gateway.streaming import streaming_response, whole_response
 from gateway.validation import ValidatedRequest
 from services.messages import EngineFigures
 
@@ -49,7 +49,7 @@ async def create(request: Request) -> Response:
     """Answers a conversation, as a whole or as a stream."""
     gateway, received = gateway_of(request), asyncio.get_running_loop().time()
     with gateway.rejections_counted():
-        fields = await parse(request, MessageRequest)
+        fields = await parse(request, MessageRequest, gateway.limits)
         caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
         validated = await _validate(gateway, fields, caller)
         generation = await gateway.shards.open(validated, position, request.receive, received)
@@ -74,7 +74,7 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, int]:
     """The number of prompt tokens that the same message would have."""
     gateway = gateway_of(request)
-    fields = await parse(request, CountTokensRequest)
+    fields = await parse(request, CountTokensRequest, gateway.limits)
     prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields)
     return {"input_tokens": len(prompt)}
 

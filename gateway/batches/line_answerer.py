@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import orjson
 
 from gateway.answer.plan import AnswerKind
-from gateway.answer.streaming import whole_response
 from gateway.batches.journal import entry_id
 from gateway.batches.record import BatchRecord
 from gateway.batches.segments import LineAnswer
@@ -20,7 +19,6 @@ from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
-from gateway.http.json_size import most_values
 from gateway.openai.answer import Answer
 from gateway.planning import digest_of
 from gateway.pool_client.generation import Generation
@@ -30,6 +28,7 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.responses import ResponseRequest
+from gateway.streaming import whole_response
 from gateway.validation import ValidatedRequest
 from services.errors import PoolUnavailable
 from services.requests import BATCH_CLASS
@@ -104,7 +103,7 @@ class LineAnswerer:
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
-        executor, most = self._gateway.executor, most_values(self._gateway.model.info.max_model_len)
+        executor, most = self._gateway.executor, self._gateway.limits.max_values
         while True:
             try:
                 return await executor.run(self._queue, len(line), loads, line, most)
@@ -116,7 +115,7 @@ class LineAnswerer:
     async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
         """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
         PoolUnavailable."""
-        gateway, limit = self._gateway, self._gateway.settings.constants.max_body_bytes
+        gateway, limit = self._gateway, self._gateway.limits.max_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
@@ -167,7 +166,7 @@ class LineAnswerer:
         return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, model, body)
 
     def _parsed(self, model: type[F], body: dict[str, Any]) -> F:
-        fields = validate(model, body, ignore_unknown=self._gateway.settings.unknown_fields == "ignore")
+        fields = validate(model, body, self._gateway.limits.ignore_unknown)
         if fields.stream:
             raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")
         return fields

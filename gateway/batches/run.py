@@ -15,8 +15,8 @@ from gateway.batches.line_answerer import LineAnswerer
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import LineAnswer
 from gateway.files import disk
+from gateway.files.store import FileStore
 from gateway.gateway import Gateway
-from gateway.http.json_size import most_values
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -31,9 +31,16 @@ class BatchRun:
     """Answers the unanswered lines and ends the batch. `slots` limits the lines in flight at this gateway."""
 
     def __init__(
-        self, gateway: Gateway, folder: BatchFolder, record: BatchRecord, epoch: str, slots: asyncio.Semaphore
+        self,
+        gateway: Gateway,
+        files: FileStore,
+        folder: BatchFolder,
+        record: BatchRecord,
+        epoch: str,
+        slots: asyncio.Semaphore,
     ) -> None:
         self._gateway = gateway
+        self._files = files
         self._folder = folder
         self._record = record
         self._epoch = epoch
@@ -44,10 +51,9 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch ends. It can be cancelled at any time: the answers are on disk, for the next owner."""
-        gateway, lines = self._gateway, self._gateway.settings.constants.max_batch_lines
-        values = most_values(gateway.model.info.max_model_len)
+        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.limits.max_values
         journal = await disk.in_thread(
-            BatchJournal, self._folder, self._record, gateway.files, self._epoch, lines, values
+            BatchJournal, self._folder, self._record, self._files, self._epoch, lines, values
         )
         try:
             if journal.errors:

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.answer.plan import AnswerKind
-from gateway.answer.streaming import streaming_response, whole_response
 from gateway.anthropic.events import message_event_writer
 from gateway.errors import Kind
 from gateway.gateway import gateway_of
@@ -29,6 +28,7 @@ from gateway.openai.events import chunk_writer
 from gateway.schemas.answers import Model, ModelList
 from gateway.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from gateway.schemas.completions import Completion, CompletionChunk, CompletionRequest
+from gateway.streaming import streaming_response, whole_response
 from gateway.validation import ValidatedRequest
 
 F = TypeVar("F", CompletionRequest, ChatRequest)
@@ -126,7 +126,7 @@ async def _answer(
     """Answer a completion or chat completion, as a whole or as a stream."""
     gateway, received = gateway_of(request), asyncio.get_running_loop().time()
     with gateway.rejections_counted():
-        fields = await parse(request, schema)
+        fields = await parse(request, schema, gateway.limits)
         validated = await validate(fields, Caller.of(request))
         position = Position.of_post(request, validated.stream)
         generation = await gateway.shards.open(validated, position, request.receive, received)

@@ -9,7 +9,6 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.answer.streaming import EventStream, whole_response
 from gateway.errors import ApiError, Kind
 from gateway.gateway import gateway_of
 from gateway.http.body import parse
@@ -36,6 +35,7 @@ from gateway.schemas.response_answers import (
     ResponseObject,
 )
 from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
+from gateway.streaming import EventStream, whole_response
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the end of the response
 MAX_DIGITS = 10  # of `starting_after`
@@ -72,7 +72,7 @@ async def create(request: Request) -> Response:
     """Answers a text or a conversation: as a whole, as a stream, or in the background."""
     gateway, received = gateway_of(request), _now()
     with gateway.rejections_counted():
-        fields = await parse(request, ResponseRequest)
+        fields = await parse(request, ResponseRequest, gateway.limits)
         caller, position = _caller(request, fields), _position(request, bool(fields.stream))
         validated = await validate_response(gateway, fields, caller)
         receive = request.receive if fields.stream or not fields.background else None
@@ -96,7 +96,7 @@ async def create(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
     gateway = gateway_of(request)
-    fields = await parse(request, InputTokensRequest)
+    fields = await parse(request, InputTokensRequest, gateway.limits)
     count = await input_token_count(gateway, fields, Caller.of(request))
     return _json({"object": "response.input_tokens", "input_tokens": count})
 

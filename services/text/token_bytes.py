@@ -57,6 +57,13 @@ class TextTables:
         assert token >= 0, f"{token = }"
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is spelled like `text`, the lowest if there are several; None if
+        there is none.
+        """
+        spelled, data = self.of(skip_special_tokens=False), text.encode()
+        return next((id for id in sorted(self.special_ids) if spelled.bytes_of(id) == data), None)
+
     def join(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, tokens))
 

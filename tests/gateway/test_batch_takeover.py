@@ -179,7 +179,7 @@ def test_a_batch_without_its_input_fails(gateways: Gateways) -> None:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(2))
-        (gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id).input).unlink()
+        (gateways.first.app.state.batches.at(tenant_folder("default"), batch.id).input).unlink()
         gateways.first.call(start_runner(gateways.first))
         failed = ended(client, batch)
     assert failed.status == "failed"
@@ -194,7 +194,7 @@ def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> N
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batches = [create(client, slow(1)) for _ in range(2)]
-        folders = [gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id) for batch in batches]
+        folders = [gateways.first.app.state.batches.at(tenant_folder("default"), batch.id) for batch in batches]
         (folders[0].path / "record").write_bytes(b"\xc1")
         values = msgpack.unpackb((folders[1].path / "record").read_bytes())
         (folders[1].path / "record").write_bytes(msgpack.packb([*values, "new"]))
@@ -208,7 +208,7 @@ def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> N
 def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
-        store = gateways.first.app.state.gateway.files
+        store = gateways.first.app.state.files
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(200))
         size = client.files.retrieve(batch.input_file_id).bytes

@@ -16,14 +16,14 @@ from clients import get, post, show_an_engine
 from stack import Stack
 from starlette.types import Message
 
-from gateway.answer import streaming as streams
+from gateway import streaming as streams
 from gateway.answer.plan import Plan
-from gateway.answer.streaming import EventStream, StreamWriter
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.pool_client import event_buffer, following
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.generation import Generation
+from gateway.streaming import EventStream, StreamWriter
 from services.messages import End, Snapshot, TokenEvent
 from services.requests import FinishReason
 from services.settings.settings import Settings
