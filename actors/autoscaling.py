@@ -27,10 +27,11 @@ from services.errors import PoolUnavailable
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats
-from services.settings.settings import Settings
+from services.settings.settings import DOWNSCALE, Settings
 from services.settings.sources import load
 
 INTERVAL = 1.0  # seconds between readings of the pool
+STREAMS_PER_GATEWAY = 256  # open requests for which one is enough
 
 log = logging.getLogger("ray.serve")  # the policy runs in Serve's controller, which writes this log
 
@@ -54,9 +55,9 @@ def gateway_scaling(settings: Settings) -> AutoscalingConfig:
         min_replicas=settings.gateways,
         initial_replicas=settings.gateways,
         max_replicas=settings.max_gateways,
-        target_ongoing_requests=settings.streams_per_gateway,
+        target_ongoing_requests=STREAMS_PER_GATEWAY,
         upscale_delay_s=settings.upscale_delay,
-        downscale_delay_s=settings.downscale_delay,
+        downscale_delay_s=DOWNSCALE * settings.upscale_delay,
     )
 
 
@@ -64,9 +65,9 @@ def scaling_of(settings: Settings) -> Scaling:
     return Scaling(
         min_engines=settings.min_engines,
         max_engines=settings.max_engines,
-        requests_per_engine=settings.target_ongoing_requests or settings.max_batch_size,
+        requests_per_engine=settings.max_batch_size,
         upscale_delay=settings.upscale_delay,
-        downscale_delay=settings.downscale_delay,
+        downscale_delay=DOWNSCALE * settings.upscale_delay,
     )
 
 

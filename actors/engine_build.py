@@ -77,7 +77,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tp=settings.tp,
         pp=settings.pp,
         deadly_token=settings.deadly_token,
-        null_iteration=settings.null_iteration,
+        null_iteration=settings.constants.null_iteration,
     )
 
 

@@ -133,10 +133,10 @@ class Ownership:
             await asyncio.sleep(RETRY_PAUSE)
         except ModelError as error:  # only the operator can resolve this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.lease)
+            await asyncio.sleep(self._context.settings.constants.lease)
         except PoolFault as error:  # no request has caused this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.lease / 3)
+            await asyncio.sleep(self._context.settings.constants.lease / 3)
         finally:
             if self._link:
                 self._link.close()
@@ -146,7 +146,9 @@ class Ownership:
 
     async def _while_holding(self, work: Awaitable[T]) -> T:
         """The result of `work`. The lease is renewed meanwhile; if that fails, the work is cancelled."""
-        holding = asyncio.create_task(hold(self._pool, self._seat, self._context.settings.lease, self._gauges))
+        holding = asyncio.create_task(
+            hold(self._pool, self._seat, self._context.settings.constants.lease, self._gauges)
+        )
         working = asyncio.ensure_future(work)
         try:
             await asyncio.wait({holding, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,11 +185,13 @@ class Ownership:
         seat, context = self._seat, self._context
         while True:
             try:
-                grant = await self._pool.acquire(seat.name, context.owner, context.settings.lease, after=after)
+                grant = await self._pool.acquire(
+                    seat.name, context.owner, context.settings.constants.lease, after=after
+                )
                 break
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", seat.name, error)
-                await asyncio.sleep(context.settings.lease / 3)
+                await asyncio.sleep(context.settings.constants.lease / 3)
         if not grant.granted:
             raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
         seat.epoch, seat.call = grant.epoch, 0
@@ -224,7 +228,7 @@ class Ownership:
             link,
             clock,
             self._seat,
-            settings.lease,
+            settings.constants.lease,
             attachment.figures,
             self._context.counters,
             self._context.cost,
@@ -271,7 +275,7 @@ class Ownership:
                 return
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
-                await asyncio.sleep(self._context.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.constants.lease / 3)
 
     async def _release(self, struck: list[str]) -> None:
         """Release the seat, and leave what was counted with the pool, as another process may be the next owner. While
@@ -286,7 +290,7 @@ class Ownership:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:
                     return
-                await asyncio.sleep(self._context.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.constants.lease / 3)
 
     def _gauges(self) -> dict[str, float]:
         """The gauges of this process and of the engine's, which go with every exchange."""

@@ -126,8 +126,8 @@ def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
             group = ray.util.get_placement_group(_group_name(index))
         except ValueError:
             bundles = [_resources(settings)] * layout_of(settings).size
-            strategy = settings.placement_group_strategy
-            group = ray.util.placement_group(bundles, strategy, name=_group_name(index), lifetime="detached")
+            # one node, since ranks exchange activations in each layer
+            group = ray.util.placement_group(bundles, "STRICT_PACK", name=_group_name(index), lifetime="detached")
     return group
 
 

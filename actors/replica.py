@@ -73,20 +73,23 @@ def pool_name(settings: Settings, model: ModelInfo) -> str:
 
 
 def limits_of(settings: Settings) -> Limits:
+    """The bounds of a pool. A larger `max_waiting` than the default raises in proportion those that belong to it."""
+    constants = settings.constants
+    raised = max(1.0, settings.max_waiting / Settings.model_fields["max_waiting"].default)
     return Limits(
         max_waiting=settings.max_waiting,
         max_bytes=settings.max_pool_bytes,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        max_streams=settings.max_streams,
-        max_stored=settings.max_stored,
+        max_waiting_tokens=int(constants.max_waiting_tokens * raised),
+        max_streams=int(constants.max_streams * raised),
+        max_stored=constants.max_stored,
         max_queue_wait=settings.max_queue_wait,
-        tenant_share=settings.tenant_share if settings.several_tenants else 1.0,
+        tenant_share=constants.tenant_share if settings.several_tenants else 1.0,
         tenants={name: _bounds(own) for name, own in settings.tenant_limits.items()},
-        keep_ended=settings.keep_ended,
-        grace=settings.grace,
+        keep_ended=constants.keep_ended,
+        grace=constants.grace,
         order=settings.order,
-        ageing=settings.ageing,
-        ttft_target=settings.ttft_target,
+        ageing=constants.ageing,
+        ttft_target=constants.ttft_target,
     )
 
 

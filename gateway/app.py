@@ -52,7 +52,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pools, model, settings)
         live = app.state.live = LiveFeed(gateway.shards, model.name, settings.demo)
-        app.state.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
+        app.state.files = FileStore(settings.files_folder, settings.constants)
         app.state.batches = BatchFolders(settings.files_folder)
         runner = app.state.batch_runner = BatchRunner(gateway, app.state.batches, app.state.files)
         await gateway.start()
@@ -94,9 +94,8 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
-        allow_credentials=settings.allow_credentials,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
+        allow_methods=["*"],
+        allow_headers=["*"],
         expose_headers=["Orca-Request", "Retry-After", "x-request-id", "request-id"],
     )
 

@@ -44,7 +44,7 @@ class Gateway:
         self.counters = Counters(settings.metrics_tenants)
         self.executor = FairExecutor()
         ignore, values = settings.unknown_fields == "ignore", most_values(model.info.max_model_len)
-        self.limits = BodyLimits(self.executor, settings.max_body_bytes, values, ignore)
+        self.limits = BodyLimits(self.executor, settings.constants.max_body_bytes, values, ignore)
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)

@@ -22,6 +22,7 @@ from services.requests import SamplingParams
 from services.settings.settings import Settings
 
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+COMPLETION_MAX_TOKENS = 16  # as at OpenAI
 CHAT_MAX_TOKENS = 1024  # unless settings or model say otherwise
 SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
 
@@ -226,7 +227,7 @@ class Validator:
         """The length of a prompt that leaves room for the requested output."""
         output = fields.requested_max_tokens
         if output is None:
-            output = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+            output = COMPLETION_MAX_TOKENS if kind is AnswerKind.COMPLETION else 1
         return max(1, figures.longest - max(output, 1))
 
     def _max_new_tokens(
@@ -248,10 +249,9 @@ class Validator:
         return min(self._default_max_tokens(kind), figures.longest - length)
 
     def _default_max_tokens(self, kind: AnswerKind) -> int:
-        settings = self._settings
         if kind is AnswerKind.COMPLETION:
-            return settings.completion_max_tokens
-        return settings.chat_max_tokens or self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
+            return COMPLETION_MAX_TOKENS
+        return self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
 
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)

@@ -176,8 +176,7 @@ def _deploy(settings: Settings, folder: Path) -> None:
 
     # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
     serve.start(http_options={"host": "127.0.0.1", "port": settings.port}, logging_config=serve_logs(settings))
-    values = settings.with_key_hashes() | {"redis_url_file": str(url)}
-    del values["redis_url"]
+    values = settings.with_key_hashes() | {"redis_url": str(url)}
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)

@@ -51,7 +51,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch ends. It can be cancelled at any time: the answers are on disk, for the next owner."""
-        lines, values = self._gateway.settings.max_batch_lines, self._gateway.limits.max_values
+        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.limits.max_values
         journal = await disk.in_thread(
             BatchJournal, self._folder, self._record, self._files, self._epoch, lines, values
         )
@@ -131,7 +131,7 @@ class BatchRun:
     async def _find_requests(self, journal: BatchJournal) -> None:
         """Find the requests of an earlier owner: those of the first unanswered lines, since lines are fed in order."""
         answerer = LineAnswerer(self._gateway, self._record, self._requests.__setitem__)
-        numbers = journal.pending[: self._gateway.settings.lines_in_flight]
+        numbers = journal.pending[: self._gateway.settings.constants.lines_in_flight]
         for portion in journal.lines.portions(numbers, PORTION):
             for number, line in zip(portion, await self._off_loop(journal.read, portion), strict=True):
                 await answerer.report_request(number, line)

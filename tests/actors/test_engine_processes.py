@@ -221,8 +221,7 @@ async def test_a_removed_engine_leaves_no_process_and_frees_its_place() -> None:
     assert again.status.pid not in pids
 
 
-@pytest.mark.parametrize(("given", "strategy"), [({}, "STRICT_PACK"), ({"placement_group_strategy": "PACK"}, "PACK")])
-async def test_ranks_stay_on_one_node_unless_told_otherwise(given: dict[str, Any], strategy: str) -> None:
-    await asyncio.to_thread(ensure_engine, load(null_engine=True, **given), 0)
+async def test_the_ranks_of_an_engine_are_on_one_node() -> None:
+    await asyncio.to_thread(ensure_engine, load(null_engine=True), 0)
     group = ray.util.get_placement_group("engine-0")
-    assert ray.util.placement_group_table(group)["strategy"] == strategy
+    assert ray.util.placement_group_table(group)["strategy"] == "STRICT_PACK"
