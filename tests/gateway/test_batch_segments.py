@@ -88,7 +88,7 @@ def answer(number: int) -> LineAnswer:
     return LineAnswer(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(lives)
 def test_each_line_is_answered_once(story: list[Life]) -> None:
     with tempfile.TemporaryDirectory() as name:
