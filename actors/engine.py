@@ -20,7 +20,7 @@ import ray
 
 from actors.channel import Door
 from actors.engine_build import build_of, engine_files, engine_settings, layout_of
-from actors.engine_thread import EngineThread
+from actors.engine_server import EngineServer
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
@@ -108,7 +108,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
-        self._thread = EngineThread(self._run, finish=self._layout.size > 1)
+        self._server = EngineServer(self._run, finish=self._layout.size > 1)
         if not self._null:
             from services.engine.startup.preload import (
                 preload,  # imports torch for seconds, which a null engine does not need
@@ -163,7 +163,7 @@ class EngineActor:
         names of blocks are true only if nothing is written afterwards.
         """
         try:
-            return self._thread.call(lambda: self._serve(epoch, meeting, far))
+            return self._server.call(lambda: self._serve(epoch, meeting, far))
         except (StaleEpoch, ModelError):
             raise
         except Exception:  # the owner kills this process; its log says why
@@ -175,13 +175,13 @@ class EngineActor:
 
         Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
         """
-        self._thread.call(lambda: self._drop(epoch))
+        self._server.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
         latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
         if latest > _number(epoch):  # the caller was stopped, and goes on late
             raise LaterEpoch(f"epoch {epoch}: a later owner is about to attach, or has", latest)
-        self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
+        self._server.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
             self._load()
@@ -195,7 +195,7 @@ class EngineActor:
         self._epoch = epoch
         describe(epoch=epoch)
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        door = self._thread.open(self._node if far else "")
+        door = self._server.open(self._node if far else "")
         names = self._engine.block_names
         return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, names, door)
 
@@ -212,7 +212,7 @@ class EngineActor:
     def _drop(self, epoch: str) -> None:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
-        self._thread.dismiss("the weights were dropped: another process is this engine now")
+        self._server.dismiss("the weights were dropped: another process is this engine now")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()
