@@ -32,6 +32,7 @@ SOURCES = (
     "actors/channel.py",
     "actors/engine.py",
     "actors/engine_build.py",
+    "actors/engine_record.py",
     "actors/engine_server.py",
     "actors/liveness.py",
 )

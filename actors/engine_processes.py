@@ -18,10 +18,10 @@ from ray.actor import ActorHandle
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
 from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, EngineProcess, kill
-from actors.failure_notes import FailureNote, leave_note
+from actors.engine_record import note
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
-from services.errors import EngineLost, ModelError, StaleEpoch
+from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.settings.settings import Settings
 
@@ -76,9 +76,8 @@ class EngineProcesses:
                 return client, await client.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
             except BaseException as error:
                 try:
-                    if isinstance(error, (EngineLost, ModelError)):
-                        await self._leave_note(FailureNote.of(error, client.living))
                     if isinstance(error, EngineLost):
+                        note(client.living, str(error))
                         await check_owner()
                         await client.kill()
                 finally:
@@ -86,10 +85,6 @@ class EngineProcesses:
                 raise
         finally:
             keeping_alive.cancel()
-
-    async def _leave_note(self, note: FailureNote) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):  # the GCS is away, and `orca serve` replaces the cluster
-            await asyncio.to_thread(leave_note, self._index, note)
 
     async def _choose(self, check_owner: CheckOwner) -> list[EngineProcess]:
         """A process for each rank: all with weights, or all without.

@@ -29,6 +29,8 @@ SERVE_MODE = {
     # nor its records of tasks and of events in its loops, which the dashboard and Ray's own logs would show
     "RAY_task_events_report_interval_ms": "0",
     "RAY_event_stats": "0",
+    # the kernel ends what takes too much memory, and counts that; Ray's own monitor would look four times a second
+    "RAY_memory_monitor_refresh_ms": "0",
     # the raylet looks for its object store every 0.05 s, for 10 s; the default is every 1 s, and once is too early
     "RAY_raylet_client_connect_timeout_milliseconds": "50",
     "RAY_raylet_client_num_connect_attempts": "200",

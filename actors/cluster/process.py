@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 import ray
 from pydantic import SecretStr
 
-from actors.cluster.engine_failures import StartFailures
-from actors.cluster.engine_watch import EngineWatch
+from actors.cluster.engine_failures import EngineWatch, StartFailures
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
+from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
 from actors.replica import find_model, open_shards
@@ -111,7 +111,7 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path) -> NoReturn:
     }
     settings = settings.model_copy(update=update)
     ready = threading.Event()
-    watch = EngineWatch(folder / RAY_FOLDER / "session_latest" / "logs")
+    watch = EngineWatch(records_in(folder), folder / RAY_FOLDER / "session_latest" / "logs")
     watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
     try:
         _deploy(settings, folder)
