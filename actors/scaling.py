@@ -20,14 +20,11 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import ray
 from ray import serve
-from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve._private.exceptions import ExternalScalerDisabledError
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from actors.placement import cluster_id
+from actors.ray_private import set_replicas
 from actors.replica import find_model, open_shards
 from services.autoscaling import EngineCount, Scaling, load_of
 from services.background import keep_running
@@ -121,22 +118,12 @@ async def follow(pools: Sequence[Engines], cluster: str, configured: Callable[[]
         try:
             needed = scheduler_replicas(await known.of(pool.engines(cluster, configured()) for pool in pools))
             if needed != running or time.monotonic() - told_at > REFRESH:
-                await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed)
+                if not await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed):
+                    log.warning("Serve keeps its number of schedulers: set external_scaler_enabled in the config")
+                    return
                 running, told_at = needed, time.monotonic()
         except PoolUnavailable as error:
             log.warning("waiting for the pool: %s", error)
-        except ExternalScalerDisabledError:
-            log.warning("Serve keeps its number of schedulers: set external_scaler_enabled in the application's config")
-            return
-
-
-def set_replicas(application: str, deployment: str, number: int) -> None:
-    """Let Serve run this number of replicas of a deployment. It starts or stops some; the others are not touched.
-
-    Raises ExternalScalerDisabledError if the application's config does not allow it, as with Serve's autoscaling.
-    """
-    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    ray.get(controller.update_deployment_replicas.remote(DeploymentID(deployment, application), number))
 
 
 def scheduler_scaling(settings: Settings, values: dict[str, Any]) -> AutoscalingConfig:

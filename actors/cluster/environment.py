@@ -19,10 +19,9 @@ from services.settings.settings import Settings
 
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
     # the same priority as the clients and the pool's server on this machine; Ray's default is 15
     "RAY_worker_niceness": "0",
-    # a raylet's agents have a pipe to it as their input, see `head.py`; nothing collects Ray's own metrics
+    # a raylet's agents have a pipe to it as their input (see `Head`); nothing collects Ray's own metrics
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
     "RAY_enable_metrics_collection": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "60000",

@@ -27,11 +27,11 @@ from pydantic import SecretStr
 
 from actors.cluster.engine_failures import EngineWatch, StartFailures
 from actors.cluster.environment import RAY_FOLDER
-from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
+from actors.ray_private import set_replicas, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import start_thread
 from services.errors import OrcaError
@@ -202,7 +202,6 @@ def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threadi
 def _add_replicas(settings: Settings) -> None:
     """Start the spare schedulers and the further gateways."""
     from actors.app import replicas
-    from actors.scaling import set_replicas
 
     for name, count in replicas(settings).items():
         set_replicas(APPLICATION, name, count)

@@ -107,8 +107,9 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
     other, told = RequestPool(pool._server.url, f"{pool.name}.1"), asyncio.Queue[int]()
     loop = asyncio.get_running_loop()
 
-    def tell(_application: str, _deployment: str, number: int) -> None:
+    def tell(_application: str, _deployment: str, number: int) -> bool:
         loop.call_soon_threadsafe(told.put_nowait, number)
+        return True
 
     monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
     monkeypatch.setattr(scaling, "set_replicas", tell)
