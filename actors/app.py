@@ -10,9 +10,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import LoggingConfig
 
-from actors.autoscaling import gateway_scaling, scheduler_scaling
 from actors.front_door import IDLE_CONNECTIONS, max_requests
 from actors.gateway import GatewayReplica
+from actors.scaling import gateway_scaling, scheduler_scaling
 from actors.scheduler import SchedulerReplica
 from services.errors import SettingsError
 from services.models.pin import pin_commit

@@ -32,7 +32,8 @@ SOURCES = (
     "actors/channel.py",
     "actors/engine.py",
     "actors/engine_build.py",
-    "actors/engine_thread.py",
+    "actors/engine_record.py",
+    "actors/engine_server.py",
     "actors/liveness.py",
 )
 SUFFIXES = frozenset({".py", ".h", ".cpp"})

@@ -1,10 +1,9 @@
-"""What the replicas of gateways and schedulers have in common: the model, the pool, and the address of their port."""
+"""What the replicas of gateways and schedulers have in common: the model and the pool."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from actors.engine_build import replaced_of
 from services.models import ModelInfo
@@ -18,26 +17,6 @@ from services.settings.settings import Settings
 from services.settings.tenants import TenantLimits
 
 log = logging.getLogger(__name__)
-
-
-def listen_on_node_address() -> None:
-    """Bind the port for calls between deployments on the node's own address instead of all addresses of the machine.
-
-    Call it in the constructor of a replica: Serve opens the port afterwards, and has no setting for its address. With
-    Ray's token, a caller must present the token first. Without it, any caller can send the port a pickle. Other nodes
-    call a replica by its node's address, which is the loopback address under `orca serve`.
-    """
-    import ray
-    from ray._common.tls_utils import add_port_to_grpc_server
-    from ray.serve._private import replica
-
-    address = ray.util.get_node_ip_address()
-
-    def add_port(server: Any, _: str) -> int:
-        return int(add_port_to_grpc_server(server, f"[{address}]:0" if ":" in address else f"{address}:0"))
-
-    assert "add_port_to_grpc_server" in vars(replica), "Serve opens its port by another function"
-    vars(replica)["add_port_to_grpc_server"] = add_port
 
 
 def find_model(settings: Settings) -> tuple[Path, ModelInfo]:

@@ -19,7 +19,8 @@ import ray
 from actors.liveness import Lifeline
 from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
-from actors.replica import find_model, listen_on_node_address, open_shards
+from actors.ray_private import listen_on_node_address
+from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import Seat, take_seat
 from services.background import keep_running, start
