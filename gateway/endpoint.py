@@ -21,7 +21,7 @@ from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.http.headers import Caller, Position
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from gateway.schemas.answers import ErrorResponse
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming import WholeAnswer, whole_response

@@ -15,7 +15,7 @@ from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
-from gateway.pool_client.shard import Shard
+from gateway.pool_client.shards import Shard
 from gateway.schemas.answers import Load, Model, ModelList, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable

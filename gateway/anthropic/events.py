@@ -20,7 +20,7 @@ from gateway.anthropic.objects import MessageHead, message, new_block, stop, usa
 from gateway.errors import ApiError, Kind, anthropic_error_body
 from gateway.http.headers import Position
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 
 LAST_OPENING = 2

@@ -12,7 +12,7 @@ from gateway.answer.plan import Plan
 from gateway.answer.transcript import Item, Transcript, transcript_of
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 from services.requests import FinishReason
 

@@ -15,7 +15,7 @@ from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, documented
 from gateway.http.headers import Caller, Position
 from gateway.model import chat_tokens
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from gateway.schemas.messages import (
     Conversation,
     CountTokensRequest,

@@ -19,9 +19,9 @@ from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
-from gateway.planning import digest_of
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming import whole_response
+from gateway.validation import digest_of
 from services.errors import PoolUnavailable
 from services.requests import BATCH_CLASS
 

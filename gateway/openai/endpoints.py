@@ -13,7 +13,7 @@ from gateway.gateway import Gateway
 from gateway.http.headers import Caller, Position
 from gateway.openai.answer import Answer
 from gateway.openai.events import chunk_writer
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from gateway.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from gateway.schemas.completions import Completion, CompletionChunk, CompletionRequest
 from gateway.streaming import streaming_response

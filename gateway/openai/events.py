@@ -21,7 +21,7 @@ from gateway.errors import ApiError
 from gateway.http.headers import Position
 from gateway.model import ServedModel
 from gateway.openai.answer import Answer
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 
 DONE = b"data: [DONE]\n\n"

@@ -24,7 +24,7 @@ from gateway.http.documented import (
 )
 from gateway.http.headers import Caller, Position
 from gateway.http.pages import AFTER, ORDER, limit_parameter
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from gateway.responses.events import ResponseEventWriter
 from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, PageQuery, page_of_items
 from gateway.responses.stored import StoredResponse, find_response, follow_until_stored, stored_response

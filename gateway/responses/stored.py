@@ -17,7 +17,7 @@ from gateway.answer.transcript import Item, transcript_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation, size_of
+from gateway.pool_client.following import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from services.background import start
