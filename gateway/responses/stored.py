@@ -11,9 +11,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
+from gateway.answer.items import OutputItem, transcript_of
 from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
-from gateway.answer.transcript import Item, transcript_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel
@@ -114,7 +114,7 @@ class StoredResponse:
             await self.generation.work(size_of(events), self.add, events)
 
 
-def _as_message(head: ResponseHead, item: Item) -> Message:
+def _as_message(head: ResponseHead, item: OutputItem) -> Message:
     match item.kind:
         case PartKind.TEXT:
             return Message(role="assistant", content=item.text)

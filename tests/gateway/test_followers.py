@@ -11,8 +11,8 @@ import httpx
 import pytest
 from committer import END, Committer, submission, submit, take
 
+from gateway.answer.items import Transcript
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.openai.events import ChunkWriter

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lives import CACHED, Life, NumberedEvents, events_of, grouped, lives
 
 from gateway.answer.choice import Choice
+from gateway.answer.items import Transcript
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.answer.transcript import Transcript
 from gateway.anthropic.events import MessageEventWriter
 from gateway.anthropic.objects import MessageHead, message
 from gateway.errors import ApiError, Kind

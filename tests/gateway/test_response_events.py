@@ -11,7 +11,7 @@ from lives import CACHED, ID, Life, NumberedEvents, events_of, grouped, lives
 from parsed_lives import ParsedLife
 
 from gateway.answer.choice import Choice
-from gateway.answer.transcript import Transcript
+from gateway.answer.items import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import ResponseEventWriter
 from gateway.responses.objects import ResponseHead, response
