@@ -19,8 +19,7 @@ from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
 from gateway.pool_client.request_record import RequestRecords
-from gateway.pool_client.shard import Shard
-from gateway.pool_client.shards import Shards
+from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
 from services.background import start

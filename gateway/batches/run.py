@@ -14,6 +14,7 @@ from gateway.batches.journal import BatchJournal
 from gateway.batches.line_answerer import LineAnswerer
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import LineAnswer
+from gateway.endpoints import ENDPOINTS
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.gateway import Gateway
@@ -112,7 +113,7 @@ class BatchRun:
         self._answered.put_nowait((answered, written))
         await written
         request = self._requests.pop(number, None)
-        if request is not None and self._record.endpoint != "/v1/responses":  # responses remain retrievable
+        if request is not None and not ENDPOINTS[self._record.endpoint].stored:
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
                 await self._gateway.shards.of(request).pool.delete(request)
 
