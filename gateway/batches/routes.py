@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from gateway.batches.folder import BatchFolder, BatchFolders
 from gateway.batches.record import BatchRecord
+from gateway.batches.request import BatchRequest, window_seconds
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
 from gateway.files.routes import store_of
@@ -17,7 +18,7 @@ from gateway.gateway import gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, documented
 from gateway.http.pages import AFTER, limit_of, limit_parameter, page, start_of
-from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, window_seconds
+from gateway.schemas.batches import BatchList, BatchObject
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 MAX_OPEN = 100  # unfinished batches per tenant

@@ -14,6 +14,7 @@ from gateway.batches.journal import BatchJournal
 from gateway.batches.line_answerer import LineAnswerer
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import LineAnswer
+from gateway.endpoints import ENDPOINTS
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.gateway import Gateway
@@ -51,7 +52,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch ends. It can be cancelled at any time: the answers are on disk, for the next owner."""
-        lines, values = self._gateway.settings.max_batch_lines, self._gateway.limits.max_values
+        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.limits.max_values
         journal = await disk.in_thread(
             BatchJournal, self._folder, self._record, self._files, self._epoch, lines, values
         )
@@ -112,7 +113,7 @@ class BatchRun:
         self._answered.put_nowait((answered, written))
         await written
         request = self._requests.pop(number, None)
-        if request is not None and self._record.endpoint != "/v1/responses":  # responses remain retrievable
+        if request is not None and not ENDPOINTS[self._record.endpoint].stored:
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
                 await self._gateway.shards.of(request).pool.delete(request)
 
@@ -131,7 +132,7 @@ class BatchRun:
     async def _find_requests(self, journal: BatchJournal) -> None:
         """Find the requests of an earlier owner: those of the first unanswered lines, since lines are fed in order."""
         answerer = LineAnswerer(self._gateway, self._record, self._requests.__setitem__)
-        numbers = journal.pending[: self._gateway.settings.lines_in_flight]
+        numbers = journal.pending[: self._gateway.settings.constants.lines_in_flight]
         for portion in journal.lines.portions(numbers, PORTION):
             for number, line in zip(portion, await self._off_loop(journal.read, portion), strict=True):
                 await answerer.report_request(number, line)

@@ -38,7 +38,7 @@ class BatchRunner:
         self._gateway = gateway
         self._batches = batches
         self._files = files
-        self._slots = asyncio.Semaphore(gateway.settings.lines_in_flight)
+        self._slots = asyncio.Semaphore(gateway.settings.constants.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._of_tenant: Counter[str] = Counter()  # the number of runs by the tenant's folder
         self._unreadable: set[str] = set()  # batches that were logged as unreadable

@@ -16,12 +16,12 @@ from __future__ import annotations
 import orjson
 
 from gateway.answer.choice import Choice, Delta
-from gateway.answer.plan import AnswerKind, Plan
-from gateway.errors import ApiError, Kind
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError
 from gateway.http.headers import Position
 from gateway.model import ServedModel
 from gateway.openai.answer import Answer
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -168,9 +168,6 @@ def check_position(position: Position, plan: Plan) -> None:
 
 def chunk_writer(generation: Generation, model: ServedModel, position: Position | None, with_ids: bool) -> ChunkWriter:
     """The writer of the events after `position`. Raises ApiError if the stream has no such position."""
-    if generation.plan.kind is AnswerKind.RESPONSE:
-        text = f"'{generation.request}' is read with GET /v1/responses/{generation.request}?stream=true."
-        raise ApiError(Kind.INVALID, text)
     if position is not None:
         check_position(position, generation.plan)
     counts = position.counts if position else ()

@@ -37,7 +37,7 @@ class TextTables:
 
     @classmethod
     def made_of(cls, raw: dict[str, Any], folder: Path) -> TextTables:
-        """Return the tables for the content of a tokenizer.json. Raises ModelError like `load`."""
+        """Return the tables for the content of a tokenizer.json. Raises ModelError for one that is not supported."""
         try:
             return _build(raw)
         except (ModelError, UnicodeEncodeError) as error:  # the spelling of a token may be half of a character

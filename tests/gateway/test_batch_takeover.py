@@ -23,6 +23,7 @@ from gateway.files.store import FileStore, tenant_folder
 from services import wire
 from services.pool.pool import RequestPool
 from services.requests import FinishReason
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 LINES = 60
@@ -32,7 +33,7 @@ class Gateways:
     """A gateway with the engine, and `other`, which the test can stop."""
 
     def __init__(self, redis_url: str, model: Path, files: Path) -> None:
-        self.settings = Settings(files_dir=str(files), lines_in_flight=16)
+        self.settings = Settings(files_dir=str(files), constants=Constants(lines_in_flight=16))
         self._args = redis_url, f"takeover-{secrets.token_hex(4)}", model, self.settings
         self.first = Stack(*self._args)
         self.files = files
@@ -211,7 +212,7 @@ def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gatewa
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(200))
         size = client.files.retrieve(batch.input_file_id).bytes
-        small = FileStore(store.root, store.max_file_bytes, 2 * size)
+        small = FileStore(store.root, Constants(max_tenant_bytes=2 * size))
         small.check_room("default", size // 2)
         client.files.delete(batch.input_file_id)
         small.check_room("default", size // 2)

@@ -1,8 +1,8 @@
 """The compiled kernels. Imports no torch.
 
-The image and the wheel of `make wheel` have kernels that were compiled ahead for some sets of instructions, in the folder
-`prebuilt` beside this file: `python -m services.engine.backends.cpu.build` puts them there. Elsewhere, the machine's own
-compiler makes them for its own processor, once.
+The image and the wheel of `make wheel` have kernels that were compiled ahead for some sets of instructions, in the
+folder `prebuilt` beside this file: `python -m services.engine.backends.cpu.build` puts them there. Elsewhere, the
+machine's own compiler makes them for its own processor, once.
 """
 
 from __future__ import annotations
