@@ -52,7 +52,7 @@ class Batch:
     most_logprobs: int  # the largest number of log probabilities that a request asks for
 
     @classmethod
-    def of(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
+    def from_states(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
         def kind(i: int) -> tuple[bool, bool, bool]:
             s = states[i].sampling
             return s.temperature <= 0.0, s.top_p < 1.0, 0 < s.top_k < vocab_size
@@ -84,7 +84,7 @@ class Batch:
                 np.array([i for i, _ in limited], np.int64),
                 np.array([i for i, _ in masks], np.int64),
                 np.array([mask for _, mask in masks], np.int32).reshape(len(masks), -(-vocab_size // 32)),
-                *Truncation.of(settings, vocab_size).arrays(),
+                *Truncation.from_params(settings, vocab_size).arrays(),
             ],
             device,
         )
@@ -120,7 +120,7 @@ def _kind(group: tuple[int, bool]) -> tuple[bool, bool]:
 
 def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    batch = Batch.of(states, logits.shape[1])
+    batch = Batch.from_states(states, logits.shape[1])
     return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
 
 

@@ -157,7 +157,9 @@ def _draw(
     noise_keys = keys(
         (s.seed for s in settings), (s.choice for s in settings), (len(state.token_ids) for state in states)
     )
-    found = search.candidates(Draws(numbers, maxima, which, Truncation.of(settings, numbers.shape[1]), noise_keys))
+    found = search.candidates(
+        Draws(numbers, maxima, which, Truncation.from_params(settings, numbers.shape[1]), noise_keys)
+    )
     scores = found.scores + gumbel_of(np.repeat(noise_keys, found.counts), found.ids)
     bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
     winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
