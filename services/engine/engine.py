@@ -250,7 +250,8 @@ def _formats(settings: EngineSettings, dtype: torch.dtype) -> str:
 
 
 def _libraries() -> str:
-    """Those that masks of grammars depend on: tokenizers cuts a text into tokens where a grammar leaves no other.
+    """The versions of what masks of grammars depend on: llguidance; and tokenizers, which cuts a text into tokens where
+    a grammar leaves no other.
 
     An engine without llguidance refuses grammars only, so its absence is no error here.
     """

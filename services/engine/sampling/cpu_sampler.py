@@ -104,7 +104,7 @@ def _sample_special(
 def _sample_limited(
     sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: CompiledSearch
 ) -> None:
-    """The same for requests with allowed tokens or with a mask, from logits that have only these tokens."""
+    """Tokens of requests with allowed tokens or with a mask, from logits that have only these tokens."""
     masked = [(i, mask) for i in special if (mask := states[i].mask) is not None]
     if masked:
         which = [i for i, _ in masked]

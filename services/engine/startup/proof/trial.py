@@ -123,7 +123,7 @@ def compare(
     device: torch.device,
     prompts: Sequence[int] = PROMPTS,
 ) -> float:
-    """The same for two decoders with the same weights."""
+    """The largest difference of two logits of these decoders, which have the same weights, as `trial` returns it."""
     states = _requests(block_size, length, spec.vocab, prompts)
     for decoder in (fast, stock):
         blocks = sum(len(state.blocks) for state in states)
