@@ -29,6 +29,8 @@ from services.engine.startup.proof.verdict import bound_of, proven, read_setting
 from services.errors import SettingsError
 from services.files import user_cache
 
+pytestmark = pytest.mark.long
+
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
 KINDS = {
     "float32": SETTINGS,
