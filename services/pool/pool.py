@@ -1,8 +1,16 @@
 """RequestPool: requests, their tokens and the seats that run them, in a Redis or Valkey server.
 
-Each method that changes the pool runs the Lua script of the same name; `lua/README.md` describes scripts and keys. All
-of them are repeat-safe: after `PoolUnavailable` the caller does not know whether the call ran, and sends it again
-unchanged.
+The pool is the only state that must survive. A token exists once a script has committed it here; before that, only the
+engine has seen it. So any process may die at any moment, and its successor goes on from what is here.
+
+A gateway submits a group of sequences. Each sequence waits in the queue of its tenant until a scheduler's exchange
+claims it for a seat. That scheduler alone, as the owner of the seat's epoch, commits its tokens and at last its end,
+and every commit is an event for the gateways that listen. If the owner dies, the next one gets a new epoch, the
+sequences wait again with the tokens that they have, and whatever the old owner still writes is refused.
+
+Each method that changes the pool runs the Lua script of the same name, which is one transaction; `lua/README.md`
+describes scripts and keys. All of them are repeat-safe: after `PoolUnavailable` the caller does not know whether the
+call ran, and sends it again unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +29,6 @@ from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
 from services.pool.limits import BoundsByTenant, Limits, behind
-from services.pool.overview_packing import read_overview
 from services.pool.packing import increments, micros, pack
 from services.requests import Refusal
 from services.seats import ClusterSeats, SeatGrant
@@ -319,7 +326,7 @@ class RequestPool:
         return Broadcast(self._server.url, self._prefix)
 
     async def overview(self) -> Overview:
-        return read_overview(await self._run("overview"))
+        return packing.read_overview(await self._run("overview"))
 
     # --- scripts ---
 

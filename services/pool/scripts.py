@@ -77,7 +77,8 @@ def script(name: str) -> Script:
 
     add(_FOLDER / f"{name}.lua")
     whole = "".join(parts)
-    arguments = {word for words in _ARGUMENTS.findall(parts[-1]) for word in words.split(", ")}
+    header = parts[-1].partition("\n-- Arguments\n")[2].partition("\n-- Reply")[0]
+    arguments = {word for words in _ARGUMENTS.findall(header) for word in words.split(", ")}
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest(), frozenset(arguments))
 
 

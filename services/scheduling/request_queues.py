@@ -34,6 +34,7 @@ class RequestQueues:
         # the engine's build may be another
         self._features = tuple(name for name in figures.features if name in FEATURES)
         self._places = knobs.max_batch_size * knobs.batches_in_flight
+        self._others_here = False  # at the last selection
         self._others_at = -inf  # when requests other than lines of batches were last here
         self._suspects: list[RequestEntry] = []
         self._preemptions = 0  # since the counters were last taken
@@ -81,14 +82,17 @@ class RequestQueues:
 
     def seconds_to_lines(self, now: float) -> float:
         """Return the seconds until lines of batches may run; infinite if other requests are here, or no line is."""
-        return max(0.0, self._others_at + LULL - now) if self.only_lines else inf
+        others_at = now if self._others_here else self._others_at
+        return max(0.0, others_at + LULL - now) if self.only_lines else inf
 
     def hold_lines(self, now: float) -> None:
         """Make lines of batches wait while other requests are here and for `LULL` seconds afterwards, because the next
         request would have to wait for an iteration of lines. Running lines are paused and keep their blocks.
         """
-        if len(self) and not self.only_lines:
+        others = bool(len(self)) and not self.only_lines
+        if others or self._others_here:  # those that have left were here until the end of the last iteration
             self._others_at = now
+        self._others_here = others
         self.lines_wait = self.seconds_to_lines(now) > 0.0
         while self.lines_wait and self.running and self.running[-1].is_line:
             self._pause(self.running[-1])

@@ -22,16 +22,14 @@ from time import monotonic, time
 
 from services.messages import Claim, Commit, End, EngineFigures, Iteration, IterationResult, Room
 from services.requests import FinishReason
-from services.scheduling.batch_builder import BatchBuilder
+from services.scheduling.batch_builder import BatchBuilder, InFlight
 from services.scheduling.block_pool import BlockHashes, BlockPool
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel, WarmUpTime
-from services.scheduling.in_flight import InFlight
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.last_class import CLAIM_INTERVAL
 from services.scheduling.order import Fcfs, Priority
-from services.scheduling.outbox import Outbox
 from services.scheduling.request_entry import RequestEntry
 from services.scheduling.request_queues import RequestQueues
 from services.scheduling.stopping import StopRules
@@ -152,7 +150,19 @@ class Scheduler:
     # --- iterations ------------------------------------------------------------------------------------------
 
     def select(self) -> Iteration | None:
-        """Return the next iteration; None if nothing can run, or if enough iterations are in flight (lines 4 to 9)."""
+        """Return the next iteration; None if nothing can run, or if enough iterations are in flight (lines 4 to 9).
+
+        The batch is decided anew before each iteration: a request that ends leaves at once, and one that comes waits
+        for one iteration. There is no phase of prompts and no phase of decodes. Each request has `num_tokens` tokens,
+        of which `num_computed_tokens` are computed. An iteration gives each request some of the tokens in between, and
+        a request whose last token is among them gets one more: its next output token.
+
+        `BatchBuilder.fill` gives out tokens in this order, while places, KV blocks and the budget last: one token to
+        each request that decodes; chunks of the prompts of running requests; then requests that wait, by rank. Before
+        that, an earlier request may take the place of a later one (`preempt_for_first`), and a tenant that runs nothing
+        takes one of the tenant that runs most (`admit_guests`). Two kinds of requests stand apart: lines of batches run
+        while nothing else is here (`hold_lines`), and a request that may have killed engines runs alone.
+        """
         if len(self._in_flight) >= self.knobs.depth:
             return None
         batch, closed = InFlight(self._step + 1), self._closed()
@@ -276,3 +286,35 @@ class RequestLevelScheduler(Scheduler):
         if all(entry.finishing for entry in self._queues.running):
             return super().room()
         return Room(0, 0, self.blocks.block_size)
+
+
+class Outbox:
+    """The requests with new tokens or an end, in the order in which these came; and the requests of the last commits,
+    because a pool that lost them asks for them again.
+    """
+
+    def __init__(self) -> None:
+        self._uncommitted: dict[str, RequestEntry] = {}
+        self._sent: dict[str, RequestEntry] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._uncommitted)
+
+    def put(self, entry: RequestEntry) -> None:
+        self._uncommitted[entry.id] = entry
+
+    def take(self) -> list[Commit]:
+        """Return one commit for each request with something new."""
+        commits = [entry.take_commit() for entry in self._uncommitted.values()]
+        self._sent, self._uncommitted = self._uncommitted, {}
+        return commits
+
+    def find(self, id: str) -> RequestEntry | None:
+        return self._uncommitted.get(id) or self._sent.get(id)
+
+    def drop(self, id: str) -> None:
+        self._uncommitted.pop(id, None)
+        self._sent.pop(id, None)
+
+    def ids(self) -> list[str]:
+        return list(self._sent | self._uncommitted)

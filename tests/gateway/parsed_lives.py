@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lives import CACHED, ID, Life, events_of, lives
 
 from gateway.answer.choice import Choice
+from gateway.answer.items import Transcript
 from gateway.answer.parsers.registry import make_parser
-from gateway.answer.transcript import Transcript
 from services.messages import End, TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer

@@ -72,14 +72,34 @@ def test_unreadable_data_is_an_error(message: object, data: bytes) -> None:
         unpack(type(message), data)
 
 
+def _by_name(**values: Any) -> list[Any]:
+    return [item for name, value in values.items() for item in (name.encode(), value)]
+
+
 def _claim(sampling: bytes) -> list[Any]:
-    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t", 0, 5, b"", []]
+    return _by_name(
+        id=b"r/0",
+        rank=b"5",
+        prompt=packing.pack_tokens([1, 2]),
+        output=b"",
+        sampling=sampling,
+        strikes=0,
+        priority=0,
+        ttft=0,
+        waited=0,
+        tenant=b"t",
+        choice=0,
+        max_new_tokens=5,
+        trace=b"",
+        before=[],
+    )
 
 
 def test_an_unreadable_claim_fails_alone() -> None:
     known = SamplingParams(5)
     claims = [_claim(pack(known)), _claim(b"\x93\x01"), _claim(pack(known))]
-    read: list[Claim] = packing.read_exchange([1, claims, [], [], [], 0, 0]).claims
+    reply = _by_name(claims=claims, cancelled=[], foreign=[], have=[], lost=0, surplus=0)
+    read: list[Claim] = packing.read_exchange(reply).claims
     assert [claim.unreadable is None for claim in read] == [True, False, True]
     assert read[0].sampling == known
 
@@ -102,6 +122,8 @@ def test_an_unreadable_event_ends_only_its_sequence() -> None:
 
 
 def test_an_unreadable_snapshot_is_an_end() -> None:
-    snapshot = packing.read_snapshot("a/0", [2, 0, packing.pack_tokens([7]), [b"\xc1"], b""])
+    snapshot = packing.read_snapshot(
+        "a/0", _by_name(prompt_tokens=2, index=0, tokens=packing.pack_tokens([7]), logprobs=[b"\xc1"], end=b"")
+    )
     assert snapshot.end is not None
     assert snapshot.end.reason is FinishReason.ERROR

@@ -7,8 +7,11 @@
 --   dead_epoch  an epoch that is known to be dead, or ""
 --   nonce       part of the new epoch
 --   after       number that the new epoch has to exceed
--- Reply   {1, epoch, owner, 1 if the seat is surplus}; or {0, epoch, owner, the same} of the holder while its lease lives.
---         A repeat by the owner before its first exchange gets the same epoch again.
+-- Reply, by name
+--   granted       1; or 0, with the epoch and owner of the holder, while its lease lives. A repeat by the owner before its
+--                 first exchange gets the same epoch again
+--   epoch, owner
+--   surplus       1 if the seat is surplus
 local seat, owner = args.seat, args.owner
 local seat_key = P .. "seat:" .. seat
 begin()
@@ -28,7 +31,8 @@ if wake then
   wake_idle_seats()
 end
 if held[1] then
-  return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2], is_surplus(seat) and 1 or 0 }
+  return by_name({ granted = held[2] == owner and held[3] == "0" and 1 or 0, epoch = held[1], owner = held[2],
+    surplus = is_surplus(seat) and 1 or 0 })
 end
 if tick <= args.after then
   tick = args.after + 1
@@ -38,4 +42,4 @@ local epoch = string.format("%.0f:%s", tick, args.nonce)
 redis.call("HSET", seat_key, "epoch", epoch, "owner", owner, "lease", args.lease, "call", 0)
 redis.call("ZADD", LEASES, now + args.lease, seat)
 redis.call("ZADD", SEATS, "+inf", seat)
-return { 1, epoch, owner, is_surplus(seat) and 1 or 0 }
+return by_name({ granted = 1, epoch = epoch, owner = owner, surplus = is_surplus(seat) and 1 or 0 })

@@ -6,7 +6,9 @@
 --   configured  number of engines in the configuration of the caller
 --   announce    whether the configuration was just read: if it differs from the one read before, it replaces the number
 --               that `scale` has set; otherwise it counts only while the pool has no number
--- Reply   {number of engines, [index of a seat, ...]}; surplus seats have an index from the number of engines on
+-- Reply, by name
+--   wanted      number of engines
+--   indices     [index of a seat, ...]; surplus seats have an index from `wanted` on
 local cluster, configured = args.cluster, args.configured
 local wanted = redis.call("HGET", WANTED, cluster)
 if not wanted or args.announce and tonumber(redis.call("HGET", CONFIGURED, cluster)) ~= configured then
@@ -22,4 +24,4 @@ for _, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
     indices[#indices + 1] = index
   end
 end
-return { tonumber(wanted), indices }
+return by_name({ wanted = tonumber(wanted), indices = indices })

@@ -15,22 +15,25 @@
 --   summary     a line of text
 --   keep_ended  us that an ended group is kept
 --   holds       all ids that the caller holds, or false
--- Reply   {1, claims (see claim_contents in fragments/claim.lua), cancelled ids, foreign ids, [id, tokens that the pool
---         has, ...], 1 if exchanges were lost, 1 if the seat is surplus};
---         {0}, with nothing written, if the epoch is not the seat's
+-- Reply, by name; {}, with nothing written, if the epoch is not the seat's
+--   claims      [claim, ...] (see claim_contents in fragments/claim.lua)
+--   cancelled, foreign   [id, ...]
+--   have        [id, tokens that the pool has, ...]
+--   lost        1 if exchanges were lost
+--   surplus     1 if the seat is surplus
 local seat, call, room = args.seat, args.call, named(args.room)
 local seat_key = P .. "seat:" .. seat
 begin()
 local surplus = is_surplus(seat)
 
 local function reply(claimed, foreign, lacking, lost)
-  return { 1, contents_of_claims(claimed), redis.call("SMEMBERS", P .. "cancelled:" .. seat), foreign, lacking, lost,
-    surplus and 1 or 0 }
+  return by_name({ claims = contents_of_claims(claimed), cancelled = redis.call("SMEMBERS", P .. "cancelled:" .. seat),
+    foreign = foreign, have = lacking, lost = lost, surplus = surplus and 1 or 0 })
 end
 
 local held = redis.call("HMGET", seat_key, "epoch", "call", "said", "lease")
 if held[1] ~= args.epoch then
-  return { 0 }
+  return {}
 end
 local last = tonumber(held[2])
 if call == last then

@@ -5,8 +5,12 @@
 -- Arguments
 --   gateway
 --   wanted   [[id, index], ...]
--- Reply   for each: {} if unknown, else {prompt tokens, index, tokens from that index on (packed), log probabilities from
---         that index on, end (opaque) or ""}; the index is lower than the requested one if the pool holds fewer tokens
+-- Reply   for each: {} if unknown, else, by name
+--   prompt_tokens
+--   index      that of the request; lower if the pool holds fewer tokens
+--   tokens     from that index on (packed)
+--   logprobs   from that index on [opaque, ...]
+--   end        opaque, or ""
 local gateway = args.gateway
 begin()
 forget_expired_gateways()
@@ -20,8 +24,9 @@ for i, want in ipairs(args.wanted) do
       add_listener(gateway, id, sequence[4])
     end
     local index = math.min(want[2], redis.call("STRLEN", P .. "tok:" .. id) / 4)
-    snapshots[i] = { sequence[2], index, redis.call("GETRANGE", P .. "tok:" .. id, 4 * index, -1),
-      redis.call("LRANGE", P .. "lp:" .. id, index, -1), sequence[3] or "" }
+    snapshots[i] = by_name({ prompt_tokens = sequence[2], index = index,
+      tokens = redis.call("GETRANGE", P .. "tok:" .. id, 4 * index, -1),
+      logprobs = redis.call("LRANGE", P .. "lp:" .. id, index, -1), ["end"] = sequence[3] or "" })
   else
     snapshots[i] = {}
   end

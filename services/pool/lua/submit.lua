@@ -24,8 +24,10 @@
 --   waited         us since the arrival of a request that the pool lost; else 0
 --   queue_timeout  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
 --   trace          its trace context (opaque), or ""
--- Reply   {request under which the group lives, 1 if it existed, {} or the refusal (see fragments/bounds.lua)};
---         the error OOM if the server's memory is full and the group does not exist
+-- Reply, by name; the error OOM if the server's memory is full and the group does not exist
+--   request        under which the group lives
+--   existed        1 if it existed
+--   refusal        {} or, by name, the fields of `Refusal` in services/requests.py
 local request, gateway, key, tenant = args.request, args.gateway, args.key, args.tenant
 local prompts, samplings, sequences, bytes = args.prompts, args.samplings, args.sequences, args.bytes
 local full = memory_full()
@@ -43,7 +45,7 @@ if earlier then
     end
   end
   save_counts()
-  return { earlier, 1, {} }
+  return by_name({ request = earlier, existed = 1, refusal = {} })
 end
 if full then
   save_counts()
@@ -62,7 +64,7 @@ local refusal = stream == 1 and args.waited == 0 and refuse_for_wait(tenant, arg
   or refuse_for_bounds(tenant, args.bounds, { #sequences, prompt_tokens, stream, bytes })
 if refusal then
   save_counts()
-  return { request, 0, refusal }
+  return by_name({ request = request, existed = 0, refusal = refusal })
 end
 
 register_gateway(gateway)
@@ -125,4 +127,4 @@ if key then
 end
 save_counts()
 wake_idle_seats()
-return { request, 0, {} }
+return by_name({ request = request, existed = 0, refusal = {} })

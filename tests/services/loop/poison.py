@@ -9,7 +9,7 @@ from unittest import mock
 
 from load.reference.pool import ReferencePool
 from services.messages import Exchange
-from services.scheduling.in_flight import InFlight
+from services.scheduling.batch_builder import InFlight
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.request_entry import RequestEntry
 from services.scheduling.request_queues import RequestQueues

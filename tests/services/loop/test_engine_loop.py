@@ -176,7 +176,7 @@ async def test_lines_of_batches_start_after_the_lull_and_requests_are_claimed_be
     loop = await world.run()
     await world.ended(other, line.id)
     (_, second, _) = (began for began, _ in world.engine.ran)
-    assert second == pytest.approx(LULL, abs=0.05)  # after the last selection with another request
+    assert second == pytest.approx(0.3 + LULL, abs=0.05)  # after the end of the iteration with another request
     beside = [time for time, _ in world.connection.sent if second + 0.02 < time < second + 0.28]
     assert len(beside) > 0.2 / CLAIM_INTERVAL
     await stop(world, loop)

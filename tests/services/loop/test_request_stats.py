@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from services.loop.iteration_stats import IterationStats
-from services.loop.request_stats import RequestStats
+from services.loop.stats import IterationStats, RequestStats
 from services.messages import Claim, Commit, End, Iteration, IterationResult, NewRequest, NewSequence, Submission
 from services.metrics import Counters
 from services.requests import FinishReason, SamplingParams

@@ -105,15 +105,16 @@ local function make_room(tenant, more, all_limit, own_limit)
   return all.bytes + more <= all_limit and (own_limit == 0 or own.bytes + more <= own_limit)
 end
 
--- The refusal by bound number `i`: {bound, 1 if it is the tenant's own, what is there, what is needed, limit, seconds
--- until there may be room}. `counts` are the tenant's if `own`, else those of all tenants.
+-- The refusal by bound number `i`. `counts` are the tenant's if `own`, else those of all tenants. `retry_after`: seconds
+-- until there may be room.
 local function refusal_of(i, counts, own, need, limit)
   local held = counts[FIELDS[i]]
   if FIELDS[i] == "bytes" then
     held = held - counts.ended_bytes
   end
   local seconds = seconds_until_free(counts, FIELDS[i], held, need, limit)
-  return { BOUNDS[i], own and 1 or 0, held, need, limit, seconds }
+  return by_name({ bound = BOUNDS[i], own = own and 1 or 0, held = held, asked = need, limit = limit,
+    retry_after = seconds })
 end
 
 -- The expected time (us) in the queue of a new sequence of this rank; `rank` = false means behind all others but lines
@@ -140,7 +141,8 @@ local function refuse_for_wait(tenant, limit, rank)
     return false
   end
   local seconds = math.ceil(wait - (1 - FREE_SHARE) * limit)
-  return { "queue_wait", 1, math.ceil(wait), 0, math.ceil(limit), math.max(1, math.min(MAX_RETRY_AFTER, seconds)) }
+  return by_name({ bound = "queue_wait", own = 1, held = math.ceil(wait), asked = 0, limit = math.ceil(limit),
+    retry_after = math.max(1, math.min(MAX_RETRY_AFTER, seconds)) })
 end
 
 -- The refusal of a submission that would exceed a bound; false if it may enter. `needs` has a number for each of BOUNDS.

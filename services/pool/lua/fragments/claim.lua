@@ -5,10 +5,9 @@ local MAX_PASSED = 1000 -- sequences that one script skips, or ends because no e
 local MAX_PASSED_OF_TENANT = 500 -- of one tenant, which then has no more turns in this script: others have theirs
 local RETURN_TIME = 900000000 -- us within which a seat that lost its owner may have one again: a start may take so long
 
--- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, target of the time
--- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens, trace context or "", {} or
--- how it left the seat before: [seat, epoch, us since that seat claimed it, us since it left, 1 if it was taken from an
--- owner that is dead or silent]; only with a trace context}.
+-- What a scheduler needs of a claimed sequence: the fields of `Claim` in services/messages.py. Times are in us. `before`
+-- is {} unless the sequence has a trace context; then it says how it left the seat before: [seat, epoch, us since that
+-- seat claimed it, us since it left, 1 if it was taken from an owner that is dead or silent].
 local function claim_contents(id)
   local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "asked", "strikes", "struck_at", "group", "tokens_max",
     "prompt_len", "left")
@@ -21,8 +20,9 @@ local function claim_contents(id)
   if left[1] then
     left = { left[1], left[2], now - left[3], now - left[4], left[5] }
   end
-  return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
-    now - tonumber(group[3]), group[4], choice, tokens_in(s[6]) - s[7], group[7] or "", left }
+  return by_name({ id = id, rank = s[1], prompt = group[5], output = tokens, sampling = group[6], strikes = strikes,
+    priority = tonumber(group[1]), ttft = tonumber(group[2]), waited = now - tonumber(group[3]), tenant = group[4],
+    choice = choice, max_new_tokens = tokens_in(s[6]) - s[7], trace = group[7] or "", before = left })
 end
 
 local function contents_of_claims(ids)

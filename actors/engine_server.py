@@ -1,0 +1,221 @@
+"""EngineServer: the engine's side, in the process of a rank: a thread that runs iterations, one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import select
+import socket
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from actors.channel import READ_BYTES, SECRET_BYTES, Answer, Door, Frames, Order, framed, prepare
+from services.background import start_thread
+from services.errors import StaleEpoch
+from services.wire import unpack
+
+T = TypeVar("T")
+MAX_STRANGERS = 16  # connections that have not sent the secret yet; one more closes the oldest
+
+log = logging.getLogger(__name__)
+
+
+class EngineServer:
+    """Runs the orders of the owner that is connected, and between two of them what `call` asks for.
+
+    All work is in one thread, because a pool of OpenMP threads belongs to the thread that uses it, and a CUDA device is
+    chosen by thread. It waits in one place, so an iteration wakes one thread of this process.
+    """
+
+    def __init__(self, run: Callable[[bytes, list[bytes]], bytes], finish: bool = False) -> None:
+        """`run` gets the packed iteration and the packed results since the last one; it returns the packed result.
+        `finish`: a call goes after all orders that have come, since another rank may wait for this one in each."""
+        self._run = run
+        self._finish = finish
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._owner: socket.socket | None = None
+        self._frames = Frames()
+        self._torn = False  # whether the owner has a part of an answer only
+        self._listener: socket.socket | None = None
+        self._secret = b""
+        self._strangers: dict[int, tuple[socket.socket, bytes]] = {}  # by descriptor, with what they have sent
+        start_thread(self._live, "engine")
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread of the engine, after the iteration that runs, or with `finish` after all that have
+        come. Returns or raises what it does."""
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        self._calls.append(run)
+        os.eventfd_write(self._wake, 1)
+        return outcome.result()
+
+    # --- in the thread: for calls ----------------------------------------------------------------------------
+
+    def dismiss(self, reason: str) -> None:
+        """End the owner's channel with StaleEpoch. Orders that it has not read do not run."""
+        if self._owner:
+            self._end(Answer(None, reason, stale=True))
+        self._close_door()
+
+    def open(self, host: str) -> Door:
+        """Wait for one owner: on `host`, or for processes of this user on this node if `host` is empty."""
+        assert self._owner is None
+        self._close_door()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        if host:
+            self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            name = str(self._listener.getsockname()[1])
+        else:
+            name = f"orca-engine-{secrets.token_hex(8)}"
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(f"\0{name}")  # an abstract address, which leaves no file behind
+            self._listener.listen()
+        self._listener.setblocking(False)
+        self._poll.register(self._listener, select.POLLIN)
+        return Door(host, name, self._secret)
+
+    # --- in the thread ---------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._wake:
+                    if self._finish and self._owner:
+                        self._read_orders(self._owner)
+                    self._answer_calls()
+                elif self._owner and descriptor == self._owner.fileno():
+                    self._read_orders(self._owner)
+                elif self._listener and descriptor == self._listener.fileno():
+                    self._accept(self._listener)
+                elif descriptor in self._strangers:
+                    self._read_secret(descriptor)
+
+    def _answer_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _read_orders(self, owner: socket.socket) -> None:
+        try:
+            data = owner.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop_owner()
+            return
+        for frame in self._frames.feed(data):
+            self._obey(unpack(Order, frame))
+            if self._calls and not self._finish:
+                self._answer_calls()
+            if self._owner is not owner:
+                return
+
+    def _obey(self, order: Order) -> None:
+        try:
+            result = self._run(order.iteration, order.missed)
+        except StaleEpoch as error:
+            self._end(Answer(None, str(error), stale=True))
+        except Exception:  # the state of the engine is unknown; its owner kills it
+            log.exception("an iteration failed")
+            self._end(Answer(None, traceback.format_exc()))
+        else:
+            self._send(framed(Answer(result)))
+
+    def _send(self, data: bytes) -> None:
+        """Send to the owner. Calls are answered while it does not read: it may be stopped, and have a successor."""
+        owner, rest = self._owner, memoryview(data)
+        while self._owner is owner and owner is not None:
+            try:
+                rest = rest[owner.send(rest) :]
+                self._torn = bool(rest)
+            except BlockingIOError:
+                waiting = select.poll()
+                waiting.register(owner, select.POLLOUT)
+                waiting.register(self._wake, select.POLLIN)
+                if self._wake in dict(waiting.poll()):
+                    self._answer_calls()
+            except OSError:
+                self._drop_owner()
+            if not rest:
+                return
+
+    def _end(self, last: Answer) -> None:
+        """Close the owner's channel with a last word, if it can be sent at once."""
+        assert self._owner is not None
+        if not self._torn:
+            with contextlib.suppress(OSError):  # without it, it still sees the end of the channel
+                self._owner.send(framed(last))
+        self._drop_owner()
+
+    def _drop_owner(self) -> None:
+        assert self._owner is not None
+        self._forget(self._owner)
+        self._owner, self._frames, self._torn = None, Frames(), False
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has gone
+            return
+        try:
+            prepare(connection)
+        except OSError as error:
+            log.warning("a connection is refused: %s", error)
+            connection.close()
+            return
+        if len(self._strangers) == MAX_STRANGERS:
+            self._drop_stranger(next(iter(self._strangers)))
+        self._strangers[connection.fileno()] = connection, b""
+        self._poll.register(connection, select.POLLIN)
+
+    def _read_secret(self, descriptor: int) -> None:
+        connection, sent = self._strangers[descriptor]
+        try:
+            data = connection.recv(SECRET_BYTES - len(sent))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        sent += data
+        if data and len(sent) < SECRET_BYTES:
+            self._strangers[descriptor] = connection, sent
+        elif hmac.compare_digest(sent, self._secret):
+            del self._strangers[descriptor]
+            self._close_door()
+            self._owner = connection
+        else:
+            self._drop_stranger(descriptor)
+
+    def _drop_stranger(self, descriptor: int) -> None:
+        connection, _ = self._strangers.pop(descriptor)
+        self._forget(connection)
+
+    def _close_door(self) -> None:
+        for descriptor in list(self._strangers):
+            self._drop_stranger(descriptor)
+        if self._listener:
+            self._forget(self._listener)
+            self._listener = None
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._poll.unregister(connection)
+        connection.close()
