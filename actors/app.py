@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,14 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import LoggingConfig
 
-from actors.autoscaling import gateway_scaling, scheduler_scaling
 from actors.front_door import IDLE_CONNECTIONS, max_requests
 from actors.gateway import GatewayReplica
+from actors.scaling import gateway_scaling, scheduler_scaling
 from actors.scheduler import SchedulerReplica
 from services.errors import SettingsError
 from services.models.pin import pin_commit
 from services.settings import exposure
-from services.settings.secret_files import POOL
+from services.settings.gone import without_gone
 from services.settings.settings import Settings
 from services.settings.sources import load
 from services.tracing.tracer import check_tracing
@@ -53,15 +54,16 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     Raises SettingsError for a setting that is unknown or contradictory, for a missing `redis_url`, and for a server
     that other machines could use without an API key.
     """
+    args = without_gone(args)
     settings = load(**args)
     if not settings.shards:
         raise SettingsError("redis_url: the processes of a cluster share a pool; set the URL of its server")
-    if "@" in args.get("redis_url", ""):
-        raise SettingsError("redis_url: Serve shows its args; use ORCA_REDIS_URL or redis_url_file for a password")
+    if re.search("://.*@", args.get("redis_url", "")):
+        raise SettingsError("redis_url: Serve shows its args; for a password, use ORCA_REDIS_URL or the name of a file")
     exposure.check(settings)
     check_tracing(settings.otlp_traces_endpoint)
     # each process reads the pool's URL from its own environment, unless `args` have it
-    shared = {name: args[name] for name in POOL if name in args} | {
+    shared = {name: args[name] for name in ("redis_url",) if name in args} | {
         "model": pin_commit(settings.model),
         "tokenizer": settings.tokenizer and pin_commit(settings.tokenizer),
     }
@@ -103,4 +105,4 @@ def serve_logs(settings: Settings) -> LoggingConfig:
 
 
 def _without_pool(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in POOL}
+    return {name: value for name, value in values.items() if name != "redis_url"}

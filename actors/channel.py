@@ -1,6 +1,6 @@
 """The channel between a scheduler and an engine process: a socket that carries iterations and their results.
 
-The scheduler's end is `EngineChannel`; the engine's is `actors.engine_thread.EngineThread`. On one node the socket is a
+The scheduler's end is `EngineChannel`; the engine's is `actors.engine_server.EngineServer`. On one node the socket is a
 Unix socket, between two nodes a TCP connection. Ray, whose calls are authenticated, hands the scheduler a `Door`: where
 to connect, and the secret with which the connection begins. Each message is preceded by its length.
 """

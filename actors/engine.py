@@ -20,7 +20,8 @@ import ray
 
 from actors.channel import Door
 from actors.engine_build import build_of, engine_files, engine_settings, layout_of
-from actors.engine_thread import EngineThread
+from actors.engine_record import EngineRecord, forget
+from actors.engine_server import EngineServer
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
@@ -85,6 +86,13 @@ class EngineActor:
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
         """`values` are settings by name. `other` is the name of the rank's other actor."""
+        context = ray.get_runtime_context()
+        self._name = context.get_actor_name() or ""
+        self._record = EngineRecord(self._name)
+        with self._record.noting(refuses=True):  # Ray does not start an actor again that has not come up
+            self._set_up(values, rank, other)
+
+    def _set_up(self, values: dict[str, Any], rank: int, other: str) -> None:
         settings = load(**values)
         configure(settings, "engine", rank=str(rank))
         self._layout = layout_of(settings, rank)
@@ -93,11 +101,10 @@ class EngineActor:
         self._build = build_of(settings)
         self._model, self._replaced = settings.model, engine_files(settings)
         self._folder = resolve_replaced(self._model, self._replaced, settings.cache_dir, log.info)
-        context = ray.get_runtime_context()
-        self._name = context.get_actor_name() or ""
         describe(engine=self._name)
-        self._mark = WeightsMark(f"{context.get_node_id()}-{self._name}")
-        self._other, self._other_mark = other, f"{context.get_node_id()}-{other}"
+        node_id = ray.get_runtime_context().get_node_id()
+        self._mark = WeightsMark(f"{node_id}-{self._name}")
+        self._other, self._other_mark = other, f"{node_id}-{other}"
         self._node = ray.util.get_node_ip_address()
         self._lifeline = Lifeline(self._node).address
         self._engine: Any = None
@@ -108,7 +115,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
-        self._thread = EngineThread(self._run, finish=self._layout.size > 1)
+        self._server = EngineServer(self._run, finish=self._layout.size > 1)
         if not self._null:
             from services.engine.startup.preload import (
                 preload,  # imports torch for seconds, which a null engine does not need
@@ -163,7 +170,8 @@ class EngineActor:
         names of blocks are true only if nothing is written afterwards.
         """
         try:
-            return self._thread.call(lambda: self._serve(epoch, meeting, far))
+            with self._record.noting():
+                return self._server.call(lambda: self._serve(epoch, meeting, far))
         except (StaleEpoch, ModelError):
             raise
         except Exception:  # the owner kills this process; its log says why
@@ -175,13 +183,13 @@ class EngineActor:
 
         Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
         """
-        self._thread.call(lambda: self._drop(epoch))
+        self._server.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
         latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
         if latest > _number(epoch):  # the caller was stopped, and goes on late
             raise LaterEpoch(f"epoch {epoch}: a later owner is about to attach, or has", latest)
-        self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
+        self._server.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
             self._load()
@@ -195,7 +203,7 @@ class EngineActor:
         self._epoch = epoch
         describe(epoch=epoch)
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        door = self._thread.open(self._node if far else "")
+        door = self._server.open(self._node if far else "")
         names = self._engine.block_names
         return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, names, door)
 
@@ -212,7 +220,7 @@ class EngineActor:
     def _drop(self, epoch: str) -> None:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
-        self._thread.dismiss("the weights were dropped: another process is this engine now")
+        self._server.dismiss("the weights were dropped: another process is this engine now")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()
@@ -290,6 +298,7 @@ class EngineActor:
             place = ray.util.placement_group_table(group)["bundles_to_node_id"].get(self._layout.rank)
             if place != context.get_node_id():
                 os._exit(os.EX_OK)  # the group and the actor are those of the engine's new processes
+        forget(self._name.rpartition("-")[0])
         # both actors go before the group: Ray would restart one whose group is gone, and wait for the group for ever
         with contextlib.suppress(ValueError):  # it is gone
             ray.kill(ray.get_actor(self._other, namespace=context.namespace), no_restart=True)

@@ -32,7 +32,8 @@ SOURCES = (
     "actors/channel.py",
     "actors/engine.py",
     "actors/engine_build.py",
-    "actors/engine_thread.py",
+    "actors/engine_record.py",
+    "actors/engine_server.py",
     "actors/liveness.py",
 )
 SUFFIXES = frozenset({".py", ".h", ".cpp"})
@@ -77,7 +78,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tp=settings.tp,
         pp=settings.pp,
         deadly_token=settings.deadly_token,
-        null_iteration=settings.null_iteration,
+        null_iteration=settings.constants.null_iteration,
     )
 
 

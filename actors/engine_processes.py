@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -16,11 +17,11 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
-from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink, EngineProcess, kill
-from actors.failure_notes import FailureNote, leave_note
+from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, EngineProcess, kill
+from actors.engine_record import note
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
-from services.errors import EngineLost, ModelError, StaleEpoch
+from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.settings.settings import Settings
 
@@ -37,27 +38,28 @@ CheckOwner = Callable[[], Awaitable[None]]  # raises StaleEpoch if another proce
 log = logging.getLogger(__name__)
 
 
-class SeatEngine:
-    """The engine of seat `index`, for a scheduler on the node `node`."""
+class EngineProcesses:
+    """The processes of the engine of seat `index`, for a scheduler on the node `node`."""
 
     def __init__(self, settings: Settings, index: int, node: str) -> None:
+        self._settings = settings
         self._index = index
         self._node = node
         self._build = build_of(settings)
         self._layout = layout_of(settings)
-        self._pairs = [EnginePair(settings, index, rank, node) for rank in range(self._layout.size)]
+        self._has_spare = [False] * self._layout.size  # by rank, when it was last checked
 
     @property
     def has_spare(self) -> bool:
         """Whether each rank had a spare when it was last checked."""
-        return all(pair.has_spare for pair in self._pairs)
+        return all(self._has_spare)
 
-    async def open_link(
+    async def open_client(
         self, epoch: str, check_owner: CheckOwner, cost: IterationCost
-    ) -> tuple[EngineLink, Attachment]:
+    ) -> tuple[EngineClient, Attachment]:
         """Choose a process for each rank and let them serve `epoch`, with the weights loaded.
 
-        Returns a link to them and what they have; `cost` learns how fast the engine is. Processes that do not become
+        Returns a client to them and what they have; `cost` learns how fast the engine is. Processes that do not become
         ready are killed, since their state is unknown: a rank may wait for ever for one that is dead or stopped.
         `check_owner` is called before anything is killed.
 
@@ -69,25 +71,20 @@ class SeatEngine:
         try:
             ranks = await self._choose(check_owner)
             loaded = all(process.status.epoch for process in ranks)
-            link = EngineLink(ranks, self._layout.sampler, self._node)
+            client = EngineClient(ranks, self._layout.sampler, self._node)
             try:
-                return link, await link.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
+                return client, await client.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
             except BaseException as error:
                 try:
-                    if isinstance(error, (EngineLost, ModelError)):
-                        await self._leave_note(FailureNote.of(error, link.living))
                     if isinstance(error, EngineLost):
+                        note(client.living, str(error))
                         await check_owner()
-                        await link.kill()
+                        await client.kill()
                 finally:
-                    link.close()
+                    client.close()
                 raise
         finally:
             keeping_alive.cancel()
-
-    async def _leave_note(self, note: FailureNote) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):  # the GCS is away, and `orca serve` replaces the cluster
-            await asyncio.to_thread(leave_note, self._index, note)
 
     async def _choose(self, check_owner: CheckOwner) -> list[EngineProcess]:
         """A process for each rank: all with weights, or all without.
@@ -113,8 +110,9 @@ class SeatEngine:
 
         Spares are checked every `interval` seconds; one that fails twice in a row is killed.
         """
-        pairs = zip(self._pairs, names, strict=True)
-        await asyncio.gather(*(pair.keep_spare(epoch, name, interval, check_owner) for pair, name in pairs))
+        await asyncio.gather(
+            *(self._keep_spare(rank, name, epoch, interval, check_owner) for rank, name in enumerate(names))
+        )
 
     async def remove(self) -> None:
         """End all processes of the engine for good, and free their resources. Only the owner of the seat may call this.
@@ -125,47 +123,37 @@ class SeatEngine:
             raise EngineLost(f"engine {self._index} cannot be removed: {error}") from error
 
     async def _keep_alive(self) -> None:
-        await asyncio.gather(*(pair.keep_alive(KEEP_ALIVE_INTERVAL) for pair in self._pairs))
+        """Send all processes that exist signs of life for ever."""
+        ranks = range(self._layout.size)
+        while True:
+            for name in itertools.chain.from_iterable(engine_names(self._index, rank) for rank in ranks):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    if actor := await asyncio.to_thread(find_engine, name):
+                        actor.status.remote()
+            await asyncio.sleep(KEEP_ALIVE_INTERVAL)
 
     async def _kill(self, ranks: Sequence[EngineProcess]) -> None:
-        link = EngineLink(ranks, 0, self._node)
+        client = EngineClient(ranks, 0, self._node)
         try:
-            await link.kill()
+            await client.kill()
         finally:
-            link.close()
+            client.close()
 
     async def _ask_all(self) -> list[list[EngineProcess]]:
-        return await asyncio.gather(*(pair.ask() for pair in self._pairs))
+        return await asyncio.gather(*(self._ask_rank(rank) for rank in range(self._layout.size)))
 
-
-def _preferred(found: Sequence[Sequence[EngineProcess]]) -> list[EngineProcess]:
-    """One process of each rank: the one with weights, the later epoch's if both have them; else one that is loading
-    them; else a spare."""
-    return [max(processes, key=lambda process: process.status.order) for processes in found]
-
-
-class EnginePair:
-    """The two engine actors of a rank of seat `index`, for a scheduler on the node `node`."""
-
-    def __init__(self, settings: Settings, index: int, rank: int, node: str) -> None:
-        self.has_spare = False  # when it was last checked
-        self._settings = settings
-        self._index = index
-        self._rank = rank
-        self._node = node
-
-    async def ask(self) -> list[EngineProcess]:
-        """Ask the processes for their status.
+    async def _ask_rank(self, rank: int) -> list[EngineProcess]:
+        """Ask the processes of a rank for their status.
 
         Returns as soon as one has answered that makes the other's answer unnecessary: it has the weights, or is
         loading them, or sees that the other has none. Otherwise waits `PATIENCE` seconds for the other.
         Raises EngineLost if none answers.
         """
-        asking = {0: asyncio.create_task(self._ask(0))}
+        asking = {0: asyncio.create_task(self._ask(rank, 0))}
         answers: dict[int, EngineProcess] = {}
         try:
-            if await asyncio.to_thread(find_engine, engine_names(self._index, self._rank)[1]):
-                asking[1] = asyncio.create_task(self._ask(1))
+            if await asyncio.to_thread(find_engine, engine_names(self._index, rank)[1]):
+                asking[1] = asyncio.create_task(self._ask(rank, 1))
             async with asyncio.timeout(START_TIMEOUT) as limit:
                 while len(answers) < len(asking) and not any(_suffices(status) for status, _ in answers.values()):
                     await asyncio.wait(asking.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +161,7 @@ class EnginePair:
                         limit.reschedule(asyncio.get_running_loop().time() + PATIENCE)
                     for which in [which for which, task in asking.items() if task.done()]:
                         answers[which] = asking[which].result()
-                        asking[which] = asyncio.create_task(self._ask(which, after=POLL))
+                        asking[which] = asyncio.create_task(self._ask(rank, which, after=POLL))
         except TimeoutError:
             if not answers:
                 raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s") from None
@@ -182,42 +170,35 @@ class EnginePair:
                 task.cancel()
         return list(answers.values())
 
-    async def _ask(self, which: int, after: float = 0.0) -> EngineProcess:
-        """The process of one of the two actors, as soon as it answers. Creates the actor if there is none."""
+    async def _ask(self, rank: int, which: int, after: float = 0.0) -> EngineProcess:
+        """The process of one of a rank's two actors, as soon as it answers. Creates the actor if there is none."""
         await asyncio.sleep(after)
         while True:
             try:
-                actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, self._rank, which)
+                actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, rank, which)
                 return EngineProcess(await actor.status.remote(), actor)
             except (ray.exceptions.RayError, ValueError) as error:  # it ended for good; its name is free soon
-                log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
+                log.warning("%s cannot be reached: %s", engine_names(self._index, rank)[which], error)
                 await asyncio.sleep(RETRY_PAUSE)
 
-    async def keep_alive(self, interval: float) -> None:
-        """Send the processes that exist signs of life for ever."""
-        while True:
-            for name in engine_names(self._index, self._rank):
-                with contextlib.suppress(ray.exceptions.RayError):
-                    if actor := await asyncio.to_thread(find_engine, name):
-                        actor.status.remote()
-            await asyncio.sleep(interval)
-
-    async def keep_spare(self, epoch: str, name: str, interval: float, check_owner: CheckOwner) -> None:
-        """Keep a spare, alive and without weights, beside the actor `name`, until `check_owner` raises StaleEpoch."""
-        which = 1 - engine_names(self._index, self._rank).index(name)
+    async def _keep_spare(self, rank: int, name: str, epoch: str, interval: float, check_owner: CheckOwner) -> None:
+        """Keep a spare of this rank, alive and without weights, beside the actor `name`, until `check_owner` raises
+        StaleEpoch."""
+        which = 1 - engine_names(self._index, rank).index(name)
         with contextlib.suppress(StaleEpoch):
             while True:
-                spare = await self._ask(which)
+                spare = await self._ask(rank, which)
                 death = asyncio.create_task(watch(spare.status.lifeline, self._node))
                 try:
                     with contextlib.suppress(ray.exceptions.RayError):  # the actor has ended for good
-                        await self._supervise(spare, name, death, epoch, interval, check_owner)
+                        await self._supervise(rank, spare, name, death, epoch, interval, check_owner)
                 finally:
                     death.cancel()
-                    self.has_spare = False
+                    self._has_spare[rank] = False
 
     async def _supervise(
         self,
+        rank: int,
         spare: EngineProcess,
         name: str,
         death: asyncio.Task[None],
@@ -229,8 +210,8 @@ class EnginePair:
         are dead, of whose death gloo does not always learn."""
         failures = 0
         while not death.done():
-            self.has_spare = await _stands_by(spare.actor, name, epoch, interval)
-            if self.has_spare:
+            self._has_spare[rank] = await _stands_by(spare.actor, name, epoch, interval)
+            if self._has_spare[rank]:
                 failures = 0
                 await asyncio.wait({death}, timeout=interval)
             elif (failures := failures + 1) == MAX_FAILURES:
@@ -238,6 +219,12 @@ class EnginePair:
                 if not death.done():
                     kill(spare, self._node)
                 await death
+
+
+def _preferred(found: Sequence[Sequence[EngineProcess]]) -> list[EngineProcess]:
+    """One process of each rank: the one with weights, the later epoch's if both have them; else one that is loading
+    them; else a spare."""
+    return [max(processes, key=lambda process: process.status.order) for processes in found]
 
 
 async def _stands_by(actor: ActorHandle[Any], name: str, epoch: str, timeout: float) -> bool:

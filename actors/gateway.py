@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.replica import find_model, listen_on_node_address, open_shards
+from actors.ray_private import listen_on_node_address
+from actors.replica import find_model, open_shards
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
 from services.joined import described, join

@@ -1,8 +1,8 @@
 """Ownership: one scheduler's time on a seat. It attaches to the engine, runs the EngineLoop and releases the seat; on a
 surplus seat it removes the engine instead.
 
-Attaching: `Ownership._while_holding` keeps the seat meanwhile, `SeatEngine.open_link` chooses the processes of the
-engine, `EngineLink.serve` tells them the epoch, and `EngineActor.serve` loads the weights.
+Attaching: `Ownership._while_holding` keeps the seat meanwhile, `EngineProcesses.open_client` chooses the processes of
+the engine, `EngineClient.serve` tells them the epoch, and `EngineActor.serve` loads the weights.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink
-from actors.engine_processes import SeatEngine
+from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient
+from actors.engine_processes import EngineProcesses
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
@@ -79,8 +79,8 @@ class Ownership:
         """`engine_lost_at` is the Unix time at which the death of the engine ended the previous ownership, if so."""
         self._context, self._pool = context, context.pool
         self._seat = seat
-        self._engine = SeatEngine(context.settings, seat.index, context.node)
-        self._link: EngineLink | None = None
+        self._engine = EngineProcesses(context.settings, seat.index, context.node)
+        self._client: EngineClient | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
         self._removed = False  # the engine, because the seat is surplus
@@ -133,20 +133,22 @@ class Ownership:
             await asyncio.sleep(RETRY_PAUSE)
         except ModelError as error:  # only the operator can resolve this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.lease)
+            await asyncio.sleep(self._context.settings.constants.lease)
         except PoolFault as error:  # no request has caused this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.lease / 3)
+            await asyncio.sleep(self._context.settings.constants.lease / 3)
         finally:
-            if self._link:
-                self._link.close()
+            if self._client:
+                self._client.close()
             await self._release(struck)
             describe(seat="", epoch="")
         return None
 
     async def _while_holding(self, work: Awaitable[T]) -> T:
         """The result of `work`. The lease is renewed meanwhile; if that fails, the work is cancelled."""
-        holding = asyncio.create_task(hold(self._pool, self._seat, self._context.settings.lease, self._gauges))
+        holding = asyncio.create_task(
+            hold(self._pool, self._seat, self._context.settings.constants.lease, self._gauges)
+        )
         working = asyncio.ensure_future(work)
         try:
             await asyncio.wait({holding, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +174,7 @@ class Ownership:
         in another pool, whose clock is ahead. Raises StaleEpoch if the seat has another owner."""
         while True:
             try:
-                return await self._while_holding(self._open_link())
+                return await self._while_holding(self._open_client())
             except LaterEpoch as error:
                 log.info("seat %s: %s; taking the seat again", self._seat.name, error)
                 await self._release([])
@@ -183,26 +185,28 @@ class Ownership:
         seat, context = self._seat, self._context
         while True:
             try:
-                grant = await self._pool.acquire(seat.name, context.owner, context.settings.lease, after=after)
+                grant = await self._pool.acquire(
+                    seat.name, context.owner, context.settings.constants.lease, after=after
+                )
                 break
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", seat.name, error)
-                await asyncio.sleep(context.settings.lease / 3)
+                await asyncio.sleep(context.settings.constants.lease / 3)
         if not grant.granted:
             raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
         seat.epoch, seat.call = grant.epoch, 0
         describe(seat=seat.name, epoch=seat.epoch)
 
-    async def _open_link(self) -> Attachment:
+    async def _open_client(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""
         epoch, cost = self._seat.epoch, self._context.cost
-        self._link, attachment = await self._engine.open_link(epoch, self._check_owner, cost)
+        self._client, attachment = await self._engine.open_client(epoch, self._check_owner, cost)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
         return attachment
 
     async def _serve(self, attachment: Attachment) -> None:
-        settings, link = self._context.settings, self._link
-        assert link is not None
+        settings, client = self._context.settings, self._client
+        assert client is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
         scheduler = kind(
             epoch=self._seat.epoch,
@@ -221,10 +225,10 @@ class Ownership:
         self._loop = EngineLoop(
             self._pool,
             scheduler,
-            link,
+            client,
             clock,
             self._seat,
-            settings.lease,
+            settings.constants.lease,
             attachment.figures,
             self._context.counters,
             self._context.cost,
@@ -232,10 +236,10 @@ class Ownership:
             observers,
             settings.drain_timeout,
         )
-        link.dead.add_done_callback(partial(self._on_engine_death, self._loop))
-        spares = self._seat.epoch, link.names, KEEP_ALIVE_INTERVAL, self._check_owner
+        client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
+        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner
         background = (
-            start(keep_running(link.keep_alive), "signs of life"),
+            start(keep_running(client.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
             start(keep_running(FramePublisher(self._pool.broadcast(), recorder).run), "the live feed"),
         )
@@ -257,10 +261,10 @@ class Ownership:
         self._context.counters.inc("orca:engine_losses", engine=str(self._seat.index))
         in_flight = self._loop.in_flight if self._loop else []
         log.warning("seat %s: %s", self._seat.name, error, extra=about(*in_flight))
-        assert self._link is not None
-        if not self._link.gone:
+        assert self._client is not None
+        if not self._client.gone:
             await self._check_owner()
-            await self._link.kill()
+            await self._client.kill()
         return noticed
 
     async def _check_owner(self) -> None:
@@ -271,7 +275,7 @@ class Ownership:
                 return
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
-                await asyncio.sleep(self._context.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.constants.lease / 3)
 
     async def _release(self, struck: list[str]) -> None:
         """Release the seat, and leave what was counted with the pool, as another process may be the next owner. While
@@ -286,14 +290,14 @@ class Ownership:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:
                     return
-                await asyncio.sleep(self._context.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.constants.lease / 3)
 
     def _gauges(self) -> dict[str, float]:
         """The gauges of this process and of the engine's, which go with every exchange."""
-        link = self._link
+        client = self._client
         return self._recovery | {
-            "recovery_first_iteration": link.first_result if link else 0.0,
-            "engine_pid": float(link.status.pid) if link else 0.0,
+            "recovery_first_iteration": client.first_result if client else 0.0,
+            "engine_pid": float(client.status.pid) if client else 0.0,
             "scheduler_pid": float(os.getpid()),
             "spare_ready": float(self._engine.has_spare),
             "spare_schedulers": float(self._context.lifeline.watchers),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
 import threading
 from typing import Any
 
 import ray
-from ray._private.worker import global_worker
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine import EngineActor
 from actors.engine_build import layout_of
+from actors.engine_record import forget
 from services.errors import SettingsError
 from services.settings.settings import Settings
 
@@ -29,10 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def cluster_id() -> str:
-    """A unique name of this Ray cluster. Ray's GCS keeps it: with GCS fault tolerance it stays the same when the head
-    is replaced, as the engines do."""
-    worker: Any = global_worker  # it has no complete types
-    return str(worker.gcs_client.cluster_id.hex())[:12]
+    """A unique name of this Ray cluster, a digest of its session's. Ray's GCS keeps it: with GCS fault tolerance it
+    stays the same when the head is replaced, as the engines do."""
+    return hashlib.sha256(ray.get_runtime_context().get_session_name().encode()).hexdigest()[:12]
 
 
 def engine_names(index: int, rank: int = 0) -> tuple[str, str]:
@@ -97,6 +97,7 @@ def engine_indices() -> list[int]:
 def remove_engine(index: int) -> None:
     """End all engine actors of seat `index` for good, whatever their layout, and free their resources. Only the owner
     of the seat may call this."""
+    forget(f"{_group_name(index)}-")
     for named in ray.util.list_named_actors(all_namespaces=True):
         ours = named["namespace"] == NAMESPACE and named["name"].startswith(f"{_group_name(index)}-")
         if ours and (actor := find_engine(named["name"])):
@@ -126,8 +127,8 @@ def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
             group = ray.util.get_placement_group(_group_name(index))
         except ValueError:
             bundles = [_resources(settings)] * layout_of(settings).size
-            strategy = settings.placement_group_strategy
-            group = ray.util.placement_group(bundles, strategy, name=_group_name(index), lifetime="detached")
+            # one node, since ranks exchange activations in each layer
+            group = ray.util.placement_group(bundles, "STRICT_PACK", name=_group_name(index), lifetime="detached")
     return group
 
 

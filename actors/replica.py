@@ -1,10 +1,9 @@
-"""What the replicas of gateways and schedulers have in common: the model, the pool, and the address of their port."""
+"""What the replicas of gateways and schedulers have in common: the model and the pool."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from actors.engine_build import replaced_of
 from services.models import ModelInfo
@@ -18,26 +17,6 @@ from services.settings.settings import Settings
 from services.settings.tenants import TenantLimits
 
 log = logging.getLogger(__name__)
-
-
-def listen_on_node_address() -> None:
-    """Bind the port for calls between deployments on the node's own address instead of all addresses of the machine.
-
-    Call it in the constructor of a replica: Serve opens the port afterwards, and has no setting for its address. With
-    Ray's token, a caller must present the token first. Without it, any caller can send the port a pickle. Other nodes
-    call a replica by its node's address, which is the loopback address under `orca serve`.
-    """
-    import ray
-    from ray._common.tls_utils import add_port_to_grpc_server
-    from ray.serve._private import replica
-
-    address = ray.util.get_node_ip_address()
-
-    def add_port(server: Any, _: str) -> int:
-        return int(add_port_to_grpc_server(server, f"[{address}]:0" if ":" in address else f"{address}:0"))
-
-    assert "add_port_to_grpc_server" in vars(replica), "Serve opens its port by another function"
-    vars(replica)["add_port_to_grpc_server"] = add_port
 
 
 def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
@@ -73,20 +52,23 @@ def pool_name(settings: Settings, model: ModelInfo) -> str:
 
 
 def limits_of(settings: Settings) -> Limits:
+    """The bounds of a pool. A larger `max_waiting` than the default raises in proportion those that belong to it."""
+    constants = settings.constants
+    raised = max(1.0, settings.max_waiting / Settings.model_fields["max_waiting"].default)
     return Limits(
         max_waiting=settings.max_waiting,
         max_bytes=settings.max_pool_bytes,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        max_streams=settings.max_streams,
-        max_stored=settings.max_stored,
+        max_waiting_tokens=int(constants.max_waiting_tokens * raised),
+        max_streams=int(constants.max_streams * raised),
+        max_stored=constants.max_stored,
         max_queue_wait=settings.max_queue_wait,
-        tenant_share=settings.tenant_share if settings.several_tenants else 1.0,
+        tenant_share=constants.tenant_share if settings.several_tenants else 1.0,
         tenants={name: _bounds(own) for name, own in settings.tenant_limits.items()},
-        keep_ended=settings.keep_ended,
-        grace=settings.grace,
+        keep_ended=constants.keep_ended,
+        grace=constants.grace,
         order=settings.order,
-        ageing=settings.ageing,
-        ttft_target=settings.ttft_target,
+        ageing=constants.ageing,
+        ttft_target=constants.ttft_target,
     )
 
 

@@ -19,7 +19,8 @@ import ray
 from actors.liveness import Lifeline
 from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
-from actors.replica import find_model, listen_on_node_address, open_shards
+from actors.ray_private import listen_on_node_address
+from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import Seat, take_seat
 from services.background import keep_running, start
@@ -73,7 +74,7 @@ class SchedulerReplica:
         if self._life.done():
             raise RuntimeError(f"the scheduler ended: {self._life.exception()!r}")
         silence = time.monotonic() - max(pool.last_call for pool in self._pools) if self._pools else 0.0
-        if silence > STANDSTILL + 2 * self._settings.lease:
+        if silence > STANDSTILL + 2 * self._settings.constants.lease:
             raise RuntimeError(f"the scheduler has done nothing for {silence:.0f} s")
 
     async def __del__(self) -> None:
@@ -100,7 +101,7 @@ class SchedulerReplica:
         await self._announced.wait()
         try:
             while not self._draining:
-                seat = await take_seat(self._pools, cluster, lambda: self._engines, owner, settings.lease)
+                seat = await take_seat(self._pools, cluster, lambda: self._engines, owner, settings.constants.lease)
                 pool = self._pools[seat.shard]
                 context = SchedulerContext(settings, pool, model, text, counters, cost, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
@@ -118,7 +119,7 @@ class SchedulerReplica:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
         if seat.index > 0:
             return await ownership.run()
-        following = partial(follow, self._pools, cluster, lambda: self._engines, self._settings.lease / 3)
+        following = partial(follow, self._pools, cluster, lambda: self._engines, self._settings.constants.lease / 3)
         task = start(keep_running(following), "the number of schedulers")
         try:
             return await ownership.run()
@@ -133,7 +134,7 @@ class SchedulerReplica:
             self._configured.clear()
             for task in telling:
                 task.cancel()
-            calls = (announce(pool, cluster, self._engines, self._settings.lease / 3) for pool in self._pools)
+            calls = (announce(pool, cluster, self._engines, self._settings.constants.lease / 3) for pool in self._pools)
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()

@@ -14,8 +14,9 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import SecretStr
 
 from services.errors import UsageError
-from services.settings.names import VLLM_FLAGS, own_flag, suggestion
-from services.settings.settings import FILE, Settings, sections
+from services.settings.gone import GONE
+from services.settings.names import PARTS, VLLM_FLAGS, own_flag, suggestion
+from services.settings.settings import FILE, NAMES, Settings, sections
 from services.settings.sources import load
 
 MIN_COLUMNS, MAX_COLUMNS = 80, 100  # of `--help`
@@ -47,7 +48,9 @@ class Parser(argparse.ArgumentParser):
         for argument in extra:
             if argument.startswith("-"):
                 flag = argument.partition("=")[0]
-                known = [*self._option_string_actions, *self._other_flags] if flag.startswith("--") else []
+                actions = self._option_string_actions.items()
+                shown = [name for name, action in actions if action.help != argparse.SUPPRESS]
+                known = [*shown, *self._other_flags] if flag.startswith("--") else []
                 raise UsageError(f"unknown flag {flag}{suggestion(flag, known)}")
         if extra:
             raise UsageError(f"unexpected argument {extra[0]!r}")
@@ -70,7 +73,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 def parse_serve(arguments: Sequence[str]) -> Settings:
     """The settings of `orca serve ARGUMENTS`. Raises UsageError; `--help` ends the program."""
-    switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}
+    switches = {name for name in NAMES if _type(name) is bool}
     parser = _serve_parser()
     given = vars(parser.read([own_flag(argument, switches) for argument in arguments]))
     config, model = given.pop("config"), given.pop("MODEL")
@@ -86,21 +89,28 @@ def _serve_parser() -> Parser:
     parser.epilog = "docs/settings.md lists the flags of vLLM that are understood and those that\nare refused."
     parser.add_argument("MODEL", nargs="?", help="the same as --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, .toml, .yaml or .yml")
+    for name, setting in PARTS.items():
+        _add(parser, name, str, f"vLLM's; a part of --{setting}")
+    for name, gone in GONE.items():
+        _add(parser, name, gone.kind, argparse.SUPPRESS)
     for section, names in sections().items():
         group = parser.add_argument_group(section)
         for name in names:
-            group.add_argument(_flag(name), dest=name, default=argparse.SUPPRESS, help=_help(name), **_kind(name))
+            _add(group, name, _type(name), _help(name))
     return parser
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _add(parser: argparse._ActionsContainer, name: str, kind: Any, text: str) -> None:
+    parser.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, help=text, **_kind(kind))
 
 
-def _kind(name: str) -> dict[str, Any]:
-    """How argparse reads the values of a setting. pydantic validates them."""
-    annotation: Any = Settings.model_fields[name].annotation
-    origin = get_origin(annotation)
+def _type(name: str) -> Any:
+    return Settings.model_fields[name].annotation
+
+
+def _kind(annotation: Any) -> dict[str, Any]:
+    """How argparse reads the values of a setting of this type. pydantic validates them."""
+    origin = get_origin(annotation) or annotation
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
     if origin is Literal:

@@ -22,7 +22,6 @@ from services.pool.discovery import pools_at
 from services.pool.pool import RequestPool
 from services.pool.shards import MAX_SHARDS, parse_shards
 from services.seats import cluster_of, engine_of
-from services.settings.secret_files import POOL
 from services.settings.settings import Settings
 from services.settings.sources import from_values, read_values
 
@@ -105,7 +104,7 @@ def _urls(given: str | None) -> list[str]:
 def _settings(**flags: str) -> Settings:
     """The settings that say where the pools are. The others may contradict them here, as `engines` does that is a flag
     of `orca serve`."""
-    found = {name: value for name, value in read_values(**flags).items() if name in (*POOL, "data_dir")}
+    found = {name: value for name, value in read_values(**flags).items() if name in ("redis_url", "data_dir")}
     return from_values(found | {"engines": MAX_SHARDS})
 
 

@@ -48,7 +48,7 @@ class ClusterProcess:
         self._log = folder / "driver.log"
         maxconn = connection_limits(settings, raise_file_limit()).maxconn
         environment, guard = prepared_environment(folder, settings, maxconn)
-        self._channel, theirs = socket.socketpair()
+        self._pipe, theirs = socket.socketpair()
         with guard, theirs, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "actors.cluster.process", str(theirs.fileno()), str(folder)],
@@ -65,7 +65,7 @@ class ClusterProcess:
 
     def _send(self, value: Any) -> None:
         with contextlib.suppress(OSError):  # the child has died; `until_ready` and `death` report that
-            self._channel.sendall(json.dumps(value).encode() + b"\n")
+            self._pipe.sendall(json.dumps(value).encode() + b"\n")
 
     async def until_ready(
         self,
@@ -81,7 +81,7 @@ class ClusterProcess:
         Raises OrcaError if the child ends instead, with the child's own message if it sent one.
         """
         self._send({"redis_url": redis_url, "model": model, "was_ready": was_ready})
-        reader, writer = await asyncio.open_unix_connection(sock=self._channel.dup(), limit=LINE)
+        reader, writer = await asyncio.open_unix_connection(sock=self._pipe.dup(), limit=LINE)
         try:
             await self._until_up(reader, say)
             answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._until_up(reader, say))
@@ -141,7 +141,7 @@ class ClusterProcess:
         """Kill all processes of the cluster and remove its files; its logs are moved to `logs` if that is given."""
         end_processes_of(self.folder)
         self._process.wait()
-        self._channel.close()
+        self._pipe.close()
         if logs is not None:
             _save_logs(self.folder, logs)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from services.pool.pool import LAYOUT, RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.users import in_use
-from services.settings.settings import SECRETS, Settings
+from services.settings.settings import NAMES, SECRETS, Settings
 
 _META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
 
@@ -23,7 +23,9 @@ _META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
 def command_of(settings: Settings) -> str:
     """The command that starts a server with these settings; secrets are left out."""
     values = {"model": settings.model, "port": settings.port} | {
-        name: value for name, value in settings if name in settings.model_fields_set and name not in SECRETS
+        name: value
+        for name, value in settings
+        if name in settings.model_fields_set and name in NAMES and name not in SECRETS
     }
     words = ["orca", "serve", *(word for name, value in values.items() for word in _flag(name, value))]
     return shlex.join(words) + "  # and its API keys" * bool(settings.tenants)

@@ -13,6 +13,7 @@ from typing import Literal, get_args, get_origin
 import yaml
 
 from services.metrics import declared
+from services.settings.gone import GONE
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import FILE, Settings, sections
 
@@ -47,17 +48,18 @@ All keys of `api_key` and `api_keys` are accepted. A key of `api_key` belongs to
 `api_keys` to the tenant that is named there. A key in both with another tenant in `api_keys` is an error.
 `--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat`, `orca status` and
 `orca top` send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64
-hexadecimal digits. `api_keys_file` and `redis_url_file` hold secrets in files of their own: [security](security.md).
+hexadecimal digits. `api_keys_file`, and `redis_url` if it is the name of a file, keep secrets in files of their own:
+[security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM
 
 These flags of `vllm serve`, and the same names in a settings file, have the same meaning as in vLLM. So do `--model`,
 `--served-model-name`, `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
-`--block-size`, `--max-model-len`, `--revision`, `--tokenizer`, `--chat-template`, `--generation-config`,
-`--override-generation-config`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`,
-`--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts
-`float16` and `float32`, not `half` and `float`.
+`--block-size`, `--max-model-len`, `--revision` (here a part of `model`), `--tokenizer`, `--chat-template`,
+`--generation-config`, `--override-generation-config`, `--allowed-origins`, `--ssl-certfile`, `--ssl-keyfile` and
+`--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts `float16` and `float32`, not `half` and
+`float`.
 
 | vLLM | setting |
 |---|---|
@@ -68,6 +70,13 @@ These are refused, because their meaning differs or there is nothing to set:
 | vLLM | instead |
 |---|---|
 """
+NO_SETTINGS = """
+## Names that are no settings any more
+
+Each is accepted on the command line, as a variable and in a file, with one warning in the log: until the next release,
+those of vLLM (`allow_credentials`, `allowed_methods`, `allowed_headers`) after it too.
+
+"""
 
 
 def settings() -> str:
@@ -75,7 +84,8 @@ def settings() -> str:
     tables = "".join(_section(section, names) for section, names in sections().items())
     same = "".join(f"| `{flag}` | `{name}` |\n" for flag, name in VLLM_FLAGS.items())
     other = "".join(f"| `{flag}` | {_with_code(instead)} |\n" for flag, instead in VLLM_REFUSED.items())
-    return SETTINGS + tables + VLLM_SAME + same + VLLM_OTHER + other
+    gone = "".join(f"- `{name}`: {_with_names(one.instead)}.\n" for name, one in GONE.items())
+    return SETTINGS + tables + VLLM_SAME + same + VLLM_OTHER + other + NO_SETTINGS + gone
 
 
 def observability() -> str:
@@ -131,6 +141,11 @@ def _alerts() -> str:
 
 def _with_code(text: str) -> str:
     return re.sub(r"--[a-z-]+", r"`\g<0>`", text)
+
+
+def _with_names(text: str) -> str:
+    """The text with code marks around names that have an underscore, and what they are set to."""
+    return re.sub(r"\b[a-z]+_[a-z_]+\b|order=priority", r"`\g<0>`", text)
 
 
 def _section(section: str, names: list[str]) -> str:

@@ -13,22 +13,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import server_routes
-from gateway.answer.streaming import CLIENT_CLOSED_REQUEST
+from gateway import endpoints, server_routes
 from gateway.anthropic import routes as anthropic_routes
 from gateway.batches import routes as batches_routes
+from gateway.batches.folder import BatchFolders
 from gateway.batches.runner import BatchRunner
 from gateway.errors import POOL_AWAY, ApiError, ClientGone, GatewayStops, Kind, error_response
 from gateway.files import routes as files_routes
+from gateway.files.store import FileStore
 from gateway.gateway import Gateway
 from gateway.http import openapi
 from gateway.http.head import HeadMiddleware
 from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.live import routes as live_routes
+from gateway.live.feed import LiveFeed
 from gateway.live.files import PageFiles
 from gateway.model import ServedModel
-from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
+from gateway.streaming import CLIENT_CLOSED_REQUEST
 from services.errors import PoolUnavailable
 from services.models.info import choose_length
 from services.pool.shards import PoolShard
@@ -48,17 +50,21 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pools, model, settings)
-        runner = app.state.batch_runner = BatchRunner(gateway)
+        live = app.state.live = LiveFeed(gateway.shards, model.name, settings.demo)
+        app.state.files = FileStore(settings.files_folder, settings.constants)
+        app.state.batches = BatchFolders(settings.files_folder)
+        runner = app.state.batch_runner = BatchRunner(gateway, app.state.batches, app.state.files)
         await gateway.start()
         runner.start()
         yield
         await runner.stop()
+        await live.stop()
         await gateway.stop()
 
     length = choose_length(model.info.max_model_len, settings.max_model_len)
     model = replace(model, info=replace(model.info, max_model_len=length))
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
-    app.include_router(openai_routes.router)
+    app.include_router(endpoints.router)
     app.include_router(responses_routes.router)
     app.include_router(anthropic_routes.router)
     app.include_router(files_routes.router)
@@ -87,9 +93,8 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
-        allow_credentials=settings.allow_credentials,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
+        allow_methods=["*"],
+        allow_headers=["*"],
         expose_headers=["Orca-Request", "Retry-After", "x-request-id", "request-id"],
     )
 

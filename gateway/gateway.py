@@ -1,4 +1,4 @@
-"""One gateway process: its parts and their life."""
+"""Gateway: what the routes of all APIs share in one process, and its life."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from gateway.batches.folder import BatchFolders
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
-from gateway.files.store import FileStore
-from gateway.live.feed import LiveFeed
+from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
 from gateway.pool_client.request_record import RequestRecords
-from gateway.pool_client.shard import Shard
-from gateway.pool_client.shards import Shards
+from gateway.pool_client.shards import Shard, Shards
+from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
 from services.background import start
 from services.joined import described
@@ -44,14 +42,13 @@ class Gateway:
         self.settings = settings
         self.counters = Counters(settings.metrics_tenants)
         self.executor = FairExecutor()
+        ignore, values = settings.unknown_fields == "ignore", most_values(model.info.max_model_len)
+        self.limits = BodyLimits(self.executor, settings.constants.max_body_bytes, values, ignore)
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
         own = self.id, self.counters, self.executor, records, self.gauges, described(settings, model.tokenizer.tables)
         self.shards = Shards([Shard(pool, *own) for pool in pools])
-        self.live = LiveFeed(self.shards, model.name, settings.demo)
-        self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
-        self.batches = BatchFolders(settings.files_folder)
 
     def gauges(self) -> dict[str, float]:
         """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
@@ -93,7 +90,6 @@ class Gateway:
 
     async def stop(self) -> None:
         """Stop reading, close the open streams, and unregister from the pools that are available."""
-        await self.live.stop()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
         await asyncio.gather(*(shard.stop() for shard in self.shards.all))

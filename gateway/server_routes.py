@@ -1,4 +1,4 @@
-"""Routes about the server: health, load, metrics, version, tokenizer; most of them are vLLM's."""
+"""Routes about the server: health, load, metrics, version, models, tokenizer; most of them are vLLM's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
-from gateway.pool_client.shard import Shard
-from gateway.schemas.answers import Load, Version
+from gateway.pool_client.shards import Shard
+from gateway.schemas.answers import Load, Model, ModelList, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
 from services.metrics import Wanted, render
@@ -89,11 +89,28 @@ async def version(request: Request) -> dict[str, object]:
     }
 
 
+@router.get("/v1/models", **documented(gives=ModelList))
+async def models(request: Request) -> dict[str, object]:
+    """The served model under each of its names. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
+    gateway = gateway_of(request)
+    names = gateway.model.names
+    cards = [gateway.model_card(name) for name in names]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
+@router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
+async def model(request: Request, name: str) -> dict[str, object]:
+    """The model, if it is the served one."""
+    gateway = gateway_of(request)
+    gateway.validator.check_model(name)
+    return gateway.model_card(name)
+
+
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
     gateway = gateway_of(request)
-    fields = await parse(request, TokenizeRequest)
+    fields = await parse(request, TokenizeRequest, gateway.limits)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_tokens, gateway, fields))
 
@@ -102,7 +119,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of tokens, with special tokens spelled out."""
     gateway = gateway_of(request)
-    fields = await parse(request, DetokenizeRequest)
+    fields = await parse(request, DetokenizeRequest, gateway.limits)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_text, gateway, fields))
 

@@ -1,27 +1,32 @@
-"""Validation: a request that can run becomes a `ValidatedRequest`, any other an error. It is checked only here."""
+"""Validation: a request that can run becomes a `ValidatedRequest`, with the plan of its answer and the digests by which
+requests are told apart. Any other becomes an error. Requests are checked only here."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
 from gateway.answer.reading import PLAIN, ModelReading, Reading
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, FairExecutor
-from gateway.feasibility import check_choice, check_logprobs, check_needs
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
-from gateway.planning import digest_of, digest_of_inputs, plan_of, service_tier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from services.messages import EngineFigures, NewSequence, Submission
-from services.requests import SamplingParams
+from services.requests import NO_TOKEN_LEFT, SamplingParams, known_to_all, needs_of
 from services.settings.settings import Settings
+from services.wire import pack
 
+STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
+MAX_LOGPROBS = 1 << 18  # per answer: 14 MB of JSON, and 90 MB in memory while it is made
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+COMPLETION_MAX_TOKENS = 16  # as at OpenAI
 CHAT_MAX_TOKENS = 1024  # unless settings or model say otherwise
 SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
 
@@ -35,20 +40,6 @@ class ValidatedRequest:
     plan: Plan
     stream: bool
     slot: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What the model and its tokenizer make of the fields about the output. `bad_words`: token ids of each word."""
-
-    bad_words: Words
-    grammar: str
-    reading: Reading
-
-    def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling of the request, with these."""
-        skip = sampling.skip_special_tokens and not self.reading.spelled
-        return replace(sampling, grammar=self.grammar, skip_special_tokens=skip)
 
 
 class Validator:
@@ -226,7 +217,7 @@ class Validator:
         """The length of a prompt that leaves room for the requested output."""
         output = fields.requested_max_tokens
         if output is None:
-            output = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+            output = COMPLETION_MAX_TOKENS if kind is AnswerKind.COMPLETION else 1
         return max(1, figures.longest - max(output, 1))
 
     def _max_new_tokens(
@@ -248,10 +239,9 @@ class Validator:
         return min(self._default_max_tokens(kind), figures.longest - length)
 
     def _default_max_tokens(self, kind: AnswerKind) -> int:
-        settings = self._settings
         if kind is AnswerKind.COMPLETION:
-            return settings.completion_max_tokens
-        return settings.chat_max_tokens or self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
+            return COMPLETION_MAX_TOKENS
+        return self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
 
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)
@@ -265,6 +255,20 @@ class Validator:
         if wrong is not None:
             text = f"Invalid '{param}': token id {wrong} is not in the vocabulary of {size} tokens."
             raise ApiError(Kind.INVALID, text, param)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the model and its tokenizer make of the fields about the output. `bad_words`: token ids of each word."""
+
+    bad_words: Words
+    grammar: str
+    reading: Reading
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """The sampling of the request, with these."""
+        skip = sampling.skip_special_tokens and not self.reading.spelled
+        return replace(sampling, grammar=self.grammar, skip_special_tokens=skip)
 
 
 def _sequences(
@@ -289,3 +293,119 @@ def _discarded(sampling: SamplingParams) -> SamplingParams:
         prompt_logprobs=scored,
         cache_salt=sampling.cache_salt,
     )
+
+
+def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+    """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
+    never for completions. It says how the request is served: in order of arrival there is only one tier."""
+    if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
+        return None
+    if order == "fcfs" or fields.request_class == 0:
+        return "default"
+    return "priority" if fields.request_class < 0 else "flex"
+
+
+def plan_of(
+    kind: AnswerKind,
+    fields: GenerationFields,
+    digest: str,
+    prompts: list[list[int]],
+    sequences: list[NewSequence],
+    tier: str | None,
+    extra: bytes,
+    texts: Sequence[str],
+    reading: Reading,
+) -> Plan:
+    """The plan of a request with these `sequences`, see `Plan`."""
+    scored = fields.requested_prompt_logprobs
+    return Plan(
+        kind=kind,
+        created=int(time.time()),
+        digest=digest,
+        choices=len(sequences),
+        n=fields.choices,
+        prompt_tokens=sum(map(len, prompts)),
+        max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
+        include_usage=fields.include_usage,
+        return_token_ids=bool(fields.return_token_ids),
+        with_logprobs=fields.requested_logprobs is not None,
+        stop=fields.stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        service_tier=tier,
+        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
+        extra=extra,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=sequences[0].sampling.skip_special_tokens,
+        continuous_usage=fields.continuous_usage,
+        echo=fields.echoes,
+        texts=list(texts) if fields.echoes else [],
+        logprobs=fields.requested_logprobs or 0,
+        prompt_logprobs=scored,
+        silent=fields.requested_max_tokens == 0,
+        tool_parser=reading.tool_parser,
+        reasoning_parser=reading.reasoning_parser,
+        reasoning_open=reading.reasoning_open,
+        parallel_tool_calls=reading.parallel_tool_calls,
+        include_reasoning=fields.shows_reasoning,
+    )
+
+
+def digest_of(fields: GenerationFields) -> str:
+    """Equal for two HTTP requests that ask for the same tokens."""
+    given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
+    return hashlib.sha256(given.encode()).hexdigest()
+
+
+def digest_of_inputs(prompts: Sequence[list[int]], samplings: Sequence[SamplingParams]) -> str:
+    """Equal for two requests only if their tokens are equal: they depend on nothing else."""
+    digest = hashlib.sha256()
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        # a field that came later must not rename the requests that do not use it
+        digest.update(pack([prompt, known_to_all(sampling)]))
+        if needs := needs_of(sampling):
+            digest.update(pack(needs))
+    return digest.hexdigest()
+
+
+def check_choice(sampling: SamplingParams, eos: Set[int], vocab_size: int) -> None:
+    """Raises ApiError if no token can be the first of the output."""
+    banned = {word[0] for word in sampling.bad_words if len(word) == 1}
+    if sampling.min_tokens:
+        banned.update(sampling.stop_token_ids, () if sampling.ignore_eos else eos)
+    left = set(sampling.allowed_token_ids) - banned if sampling.allowed_token_ids else len(banned) < vocab_size
+    if not left:
+        param = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
+        raise ApiError(Kind.INVALID, f"Invalid '{param}': {NO_TOKEN_LEFT}.", param)
+
+
+def check_needs(sampling: SamplingParams, figures: EngineFigures) -> None:
+    """Raises ApiError if the request needs a feature that the engine does not have."""
+    for name in needs_of(sampling):
+        if name not in figures.features:
+            text = f"Invalid '{name}': the engines that run now are of a build that does not know it; leave it out."
+            raise ApiError(Kind.INVALID, text, name)
+
+
+def check_logprobs(
+    kind: AnswerKind, fields: GenerationFields, prompts: Sequence[Sequence[int]], sequences: Sequence[NewSequence]
+) -> None:
+    """Raises ApiError if the answer would have too many log probabilities. Those of output tokens do not count in
+    streams of completions and chat completions, which are not held as a whole."""
+    # a chat completion has those of its prompt once, a completion in each choice
+    prompt_tokens = sum(map(len, prompts)) * (1 if kind is AnswerKind.CHAT else fields.choices)
+    count = prompt_tokens * _each(fields.requested_prompt_logprobs)
+    if fields.requested_logprobs is not None:
+        echoed = prompt_tokens if fields.echoes else 0
+        held = not fields.stream or kind is AnswerKind.RESPONSE
+        made = sum(sequence.sampling.max_new_tokens for sequence in sequences) if held else 0
+        count += (echoed + made) * _each(fields.requested_logprobs)
+    if count > MAX_LOGPROBS:
+        text = f"{count} log probabilities (choices x tokens x those of each) were requested, at most {MAX_LOGPROBS}"
+        param = "prompt_logprobs" if fields.requested_logprobs is None else "logprobs"
+        raise ApiError(Kind.INVALID, f"{text} are accepted in one answer. Ask for fewer, or split the request.", param)
+
+
+def _each(likeliest: int | None) -> int:
+    """The number of log probabilities per token: its own and those of the likeliest tokens."""
+    return 0 if likeliest is None else 1 + likeliest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -44,18 +45,18 @@ def free_port() -> int:
 
 class OrcaServer:
     """`orca serve`: ready within `with`, interrupted as by Ctrl-C at its end. `lines` has what it printed. `port`: 0
-    takes a free one."""
+    takes a free one. `constants` are those of `services.settings.constants` that this server has otherwise."""
 
     running: ClassVar[weakref.WeakSet[OrcaServer]] = weakref.WeakSet()
 
-    def __init__(self, data_dir: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, data_dir: Path, *flags: str, port: int = 0, **constants: float) -> None:
         self.data_dir, self.port = data_dir, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self._printed = threading.Condition()
         command = [sys.executable, "-m", "cli", "serve", "--port", str(self.port), "--data-dir", str(data_dir), *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("ORCA_", "RAY_"))}
-        environment["PYTHONPATH"] = str(ROOT)
+        environment |= {"PYTHONPATH": str(ROOT), "ORCA_CONSTANTS": json.dumps(constants)}
         self.process = subprocess.Popen(
             command, cwd=data_dir, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from services.settings.observability import ObservabilitySettings
+from services.settings.settings import Settings
 
 PACKAGES = ("actors", "cli", "gateway", "services")
 TEXT = "%(levelname)s %(asctime)s %(process_kind)s %(process)d %(name)s -- %(message)s"
@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
 _this_process = ProcessFilter("")
 
 
-def configure(settings: ObservabilitySettings, process: str, **fields: str) -> None:
+def configure(settings: Settings, process: str, **fields: str) -> None:
     """Write the messages of this process to its standard error, in the format of the settings. `process` is its kind:
     supervisor, cluster, gateway, scheduler or engine; `fields` are parts of each of its messages.
 

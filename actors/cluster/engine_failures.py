@@ -1,4 +1,4 @@
-"""The failures of engines before a server is ready for the first time, and when they end its start."""
+"""The failures of engines before a server is ready for the first time: which there are, and when they end its start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.engine_record import reason_in
 from services.errors import EngineLost, ModelError
+from services.pool.server.users import try_lock
 
 MOST_FAILURES = 3
 """Times in a row. The second process may meet what the first one left, such as memory that is not free yet. The third
@@ -53,6 +55,39 @@ class StartFailures:
 
     def _count(self, engine: int) -> int:
         return max((count for (index, _), count in self._counts.items() if index == engine), default=0)
+
+
+class EngineWatch:
+    """Looks at the engine processes with their records in the folder `records`, and their logs in `logs`."""
+
+    def __init__(self, records: Path, logs: Path) -> None:
+        self._records, self._logs = records, logs
+        self._oom_kills = count_oom_kills()
+        self._seen: set[str] = set()  # names of the records of failures
+
+    def look(self) -> list[EngineFailure]:
+        """The failures since the last look."""
+        records = (record for record in self._records.glob("engine-*") if record.name not in self._seen)
+        found = [failure for record in sorted(records) if (failure := self._failure(record))]
+        self._seen |= {f"{failure.actor}.{failure.pid}" for failure in found}
+        return found
+
+    def _failure(self, record: Path) -> EngineFailure | None:
+        """The failure of the process with this record; None if it has not failed."""
+        try:
+            with record.open("r+") as opened:
+                died = try_lock(opened)
+            reason = reason_in(record)
+        except FileNotFoundError:  # its engine is not needed any more
+            return None
+        actor, _, pid = record.name.rpartition(".")
+        engine = int(actor.split("-")[1])
+        if reason and (died or reason.refused):
+            return EngineFailure(engine, actor, int(pid), reason.text, reason.refused)
+        if not died:
+            return None
+        log = "".join(file.read_text(errors="replace") for file in self._logs.glob(f"worker-*-{pid}.err"))
+        return EngineFailure(engine, actor, int(pid), reason_of_death(log, count_oom_kills() - self._oom_kills))
 
 
 def reason_of_death(log: str, oom_kills: int) -> str:

@@ -19,16 +19,17 @@ from services.settings.settings import Settings
 
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
     # the same priority as the clients and the pool's server on this machine; Ray's default is 15
     "RAY_worker_niceness": "0",
-    # a raylet's agents have a pipe to it as their input, see `head.py`; nothing collects Ray's own metrics
+    # a raylet's agents have a pipe to it as their input (see `Head`); nothing collects Ray's own metrics
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
     "RAY_enable_metrics_collection": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "60000",
     # nor its records of tasks and of events in its loops, which the dashboard and Ray's own logs would show
     "RAY_task_events_report_interval_ms": "0",
     "RAY_event_stats": "0",
+    # the kernel ends what takes too much memory, and counts that; Ray's own monitor would look four times a second
+    "RAY_memory_monitor_refresh_ms": "0",
     # the raylet looks for its object store every 0.05 s, for 10 s; the default is every 1 s, and once is too early
     "RAY_raylet_client_connect_timeout_milliseconds": "50",
     "RAY_raylet_client_num_connect_attempts": "200",

@@ -1,6 +1,6 @@
-"""The process that holds Ray for `orca serve`: `python -m actors.cluster.process CHANNEL FOLDER`.
+"""The process that holds Ray for `orca serve`: `python -m actors.cluster.process PIPE FOLDER`.
 
-CHANNEL is an inherited socket. The process receives the settings on it, then the pool's URL and the pinned model as
+PIPE is an inherited socket. The process receives the settings on it, then the pool's URL and the pinned model as
 soon as they are known, reports how far it has come, and starts the spares when it is told that the server is ready. It
 goes on when the supervisor is killed: the cluster serves until the next `orca serve` replaces it. SIGTERM drains the
 cluster and ends it.
@@ -25,13 +25,13 @@ from typing import Any, NoReturn
 import ray
 from pydantic import SecretStr
 
-from actors.cluster.engine_failures import StartFailures
-from actors.cluster.engine_watch import EngineWatch
+from actors.cluster.engine_failures import EngineWatch, StartFailures
 from actors.cluster.environment import RAY_FOLDER
-from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
+from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
+from actors.ray_private import set_replicas, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import start_thread
 from services.errors import OrcaError
@@ -49,7 +49,7 @@ OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 log = logging.getLogger(__name__)
 
 
-class Channel:
+class Pipe:
     """JSON values over a socket, one per line."""
 
     def __init__(self, number: int) -> None:
@@ -83,26 +83,26 @@ class Channel:
 
 
 def main() -> None:
-    channel, folder = Channel(int(sys.argv[1])), Path(sys.argv[2])
+    pipe, folder = Pipe(int(sys.argv[1])), Path(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        with channel.reporting():
-            settings = load(**channel.receive())
+        with pipe.reporting():
+            settings = load(**pipe.receive())
             configure(settings, "cluster")
         try:
-            with channel.reporting():  # before Ray is stopped, whose end would otherwise be reported as the cause
-                _serve(channel, settings, folder)
+            with pipe.reporting():  # before Ray is stopped, whose end would otherwise be reported as the cause
+                _serve(pipe, settings, folder)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(settings, folder)
 
 
-def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
+def _serve(pipe: Pipe, settings: Settings, folder: Path) -> NoReturn:
     """Start the cluster and keep it until a signal ends this process."""
     _start_ray(settings, folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
-    channel.send(at="ray")
-    received = channel.receive()
+    pipe.send(at="ray")
+    received = pipe.receive()
     update = {
         "redis_url": SecretStr(received["redis_url"]),
         "model": received["model"],
@@ -111,12 +111,12 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
     }
     settings = settings.model_copy(update=update)
     ready = threading.Event()
-    watch = EngineWatch(folder / RAY_FOLDER / "session_latest" / "logs")
-    watching = start_thread(lambda: _watch_engines(channel, watch, received["was_ready"], ready), "engine-watch")
+    watch = EngineWatch(records_in(folder), folder / RAY_FOLDER / "session_latest" / "logs")
+    watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
     try:
         _deploy(settings, folder)
-        channel.send(at="serve")
-        channel.wait()  # until the server is ready
+        pipe.send(at="serve")
+        pipe.wait()  # until the server is ready
     finally:
         ready.set()
         watching.join(LOOK_EVERY)  # before Ray is stopped
@@ -176,25 +176,24 @@ def _deploy(settings: Settings, folder: Path) -> None:
 
     # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
     serve.start(http_options={"host": "127.0.0.1", "port": settings.port}, logging_config=serve_logs(settings))
-    values = settings.with_key_hashes() | {"redis_url_file": str(url)}
-    del values["redis_url"]
+    values = settings.with_key_hashes() | {"redis_url": str(url)}
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
 
 
-def _watch_engines(channel: Channel, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:
+def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:
     """Send the failures of engines until the server is ready; their schedulers try again for ever.
 
     The start ends with an error if an engine refuses the model, and, except for `forever`, if all engines have failed
     several times. The supervisor then ends this process.
     """
     failures = StartFailures()
-    with contextlib.suppress(OrcaError), channel.reporting():
+    with contextlib.suppress(OrcaError), pipe.reporting():
         while not ready.wait(LOOK_EVERY):
             for failure in watch.look():
                 failures.add(failure)
-                channel.send(failed=str(failure))
+                pipe.send(failed=str(failure))
             if not forever:
                 failures.check(engine_indices())
 
@@ -202,7 +201,6 @@ def _watch_engines(channel: Channel, watch: EngineWatch, forever: bool, ready: t
 def _add_replicas(settings: Settings) -> None:
     """Start the spare schedulers and the further gateways."""
     from actors.app import replicas
-    from actors.scaling import set_replicas
 
     for name, count in replicas(settings).items():
         set_replicas(APPLICATION, name, count)

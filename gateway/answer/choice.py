@@ -7,11 +7,11 @@ content, reasoning and calls of tools (`gateway/answer/parsers`). Without a pars
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import NamedTuple
 
-from gateway.answer.parsers.pieces import Parser, Piece
 from gateway.answer.parsers.registry import make_parser
-from gateway.answer.parts import STRIDE, Part, PartKind
+from gateway.answer.parts import CALL, REASONING, STRIDE, TEXT, Parser, Part
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
@@ -21,7 +21,6 @@ from services.text import Detokenizer, TextTables
 
 UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
 TOOL_CALLS = "tool_calls"  # why a choice ended: it calls tools
-TEXT, REASONING, CALL = PartKind
 
 
 class Delta(NamedTuple):
@@ -59,7 +58,7 @@ class Choice:
         "_include_reasoning",
         "_logprobs",
         "_parser",
-        "_pieces",
+        "_parts",
         "_silent",
         "_texts",
         "_tokens",
@@ -100,7 +99,7 @@ class Choice:
         self._silent = silent
         self._parser = parser
         self._include_reasoning = include_reasoning
-        self._pieces: list[tuple[Piece, int]] = []  # with a parser: each piece and its number
+        self._parts: list[tuple[Part, int]] = []  # with a parser: each part and its number
         self._arguments: list[str] = []  # with a parser: of the call that the text so far ends with
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._texts: list[str] = []  # without a parser
@@ -190,7 +189,7 @@ class Choice:
         `allow_empty`, tokens without text also make a delta."""
         if self.added <= self.sent:
             return None
-        end, texts, pieces = self._end, self._texts, self._pieces
+        end, texts, pieces = self._end, self._texts, self._parts
         if end is None and not (texts or pieces or (allow_empty and self._tokens)):
             return None
         reason = None if end is None else TOOL_CALLS if self.calls_tools else end.reason.value
@@ -198,7 +197,7 @@ class Choice:
             parts, text = None, texts[0] if len(texts) == 1 else "".join(texts)
             self._texts = []
         else:
-            parts, self._pieces = _joined(pieces), []
+            parts, self._parts = _joined(pieces), []
             text = "".join([part.text for part in parts if part.kind is TEXT])
         delta = Delta(text, self._tokens, self._logprobs, reason, not self.sent, parts)
         self._tokens, self._logprobs = [], []
@@ -222,7 +221,7 @@ class Choice:
                 if not self._include_reasoning:
                     continue
             if fresh:
-                self._pieces.append((piece, number))
+                self._parts.append((piece, number))
 
     def _finish(self, end: End) -> str:
         self.error = failure(end)
@@ -232,8 +231,8 @@ class Choice:
         return self._detokenizer.finish(end.cut)
 
 
-def _joined(pieces: list[tuple[Piece, int]]) -> list[Part]:
-    """The parts that numbered pieces make."""
+def _joined(pieces: list[tuple[Part, int]]) -> list[Part]:
+    """`pieces`, each with its number, with neighbours of one kind and those of one call joined."""
     parts: list[Part] = []
     at = 0
     while at < len(pieces):
@@ -241,7 +240,7 @@ def _joined(pieces: list[tuple[Piece, int]]) -> list[Part]:
         while end < len(pieces) and pieces[end][0].kind is first.kind and pieces[end][0].call == first.call:
             end += 1
         text = first.text if end == at + 1 else "".join([piece.text for piece, _ in pieces[at:end]])
-        parts.append(Part(first.kind, text, pieces[end - 1][1], first.call, first.name))
+        parts.append(Part(first.kind, text, first.call, first.name, pieces[end - 1][1]))
         at = end
     return parts
 
@@ -271,6 +270,11 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
 def tables_of(plan: Plan, model: ServedModel) -> TextTables:
     """The text of each token, with or without special tokens."""
     return model.tokenizer.tables.of(plan.skip_special_tokens)
+
+
+def call_id(request: str, choice: int, call: int) -> str:
+    """The id of a call, equal at every gateway: 24 hexadecimal digits, without a prefix."""
+    return sha256(f"{request}/{choice}/{call}".encode()).hexdigest()[:24]
 
 
 def _is_json(text: str) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gateway.answer.parsers.registry import marks_of
 from gateway.answer.parsers.thinking import BEGIN, END
 from gateway.errors import ApiError, Kind
-from gateway.grammars.rules import is_special
 from gateway.tools import ToolUse
 from services.errors import ModelError
 from services.settings.settings import Settings
@@ -54,7 +53,7 @@ class ModelReading:
         thinking = thinking_of(self._tokenizer, prompt) if self.reasoning_parser else False
         reasoning = "" if thinking is False else self.reasoning_parser
         marks = marks_of(tool, reasoning)
-        spelled = any(is_special(mark, self._tokenizer.tables) for mark in marks)
+        spelled = any(self._tokenizer.tables.special_id(mark) is not None for mark in marks)
         return Reading(tool, reasoning, bool(thinking), use.parallel, spelled)
 
 

@@ -1,6 +1,6 @@
 """The server-sent events of a message.
 
-With ids, the `id` of an event is `<message>:<n>`. n is a function of token indices (see `gateway.answer.steps`). The
+With ids, the `id` of an event is `<message>:<n>`. n is a function of token indices (see `gateway.answer.items`). The
 opening events are 0 and 2. Without a parser 1 opens the text before its first token; with a parser a block is opened
 when its first part comes. The last event, `message_stop`, has no id: as with OpenAI's `[DONE]`, a client that resumes
 receives it again.
@@ -13,14 +13,13 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from gateway.answer.items import ADDED, DELTA, OutputItem, Transcript, last_number, transcript_of
 from gateway.answer.parts import PartKind
-from gateway.answer.steps import ADD, OPEN, Steps, last_number
-from gateway.answer.transcript import Item, Transcript, transcript_of
 from gateway.anthropic.objects import MessageHead, message, new_block, stop, usage
 from gateway.errors import ApiError, Kind, anthropic_error_body
 from gateway.http.headers import Position
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 
 LAST_OPENING = 2
@@ -48,12 +47,11 @@ class MessageEventWriter:
     ) -> None:
         self._head = head
         self._transcript = transcript
-        self._steps = Steps(transcript, LAST_OPENING, after)
         self._after = after
         self._request_id = request_id
         self._opened = False
         self._id = b"id: " + head.id.encode() + b":" if with_ids else None
-        self._delta_item: Item | None = None
+        self._delta_item: OutputItem | None = None
         self._delta_head = b""
         self.done = False  # whether the last event has been written
 
@@ -64,14 +62,15 @@ class MessageEventWriter:
         """
         assert not self.done
         transcript = self._transcript
-        steps = self._steps.take(events)
+        changes = transcript.events_of(events, self._after - LAST_OPENING)
         error = transcript.error
         frames = [] if self._opened or (error and transcript.num_events == 1) else self._opening()
-        for move, item, number, text, _ in steps:
-            if move is ADD:
+        for change, item, place, text, _ in changes:
+            number = LAST_OPENING + place
+            if change is DELTA:
                 frames.append(self._delta(item, number, text))
             else:
-                frames += self._open(item, number) if move is OPEN else self._close(item, number)
+                frames += self._block_start(item, number) if change is ADDED else self._block_stop(item, number)
         written = b"".join(frames)
         if transcript.end is None:
             return written
@@ -92,15 +91,15 @@ class MessageEventWriter:
 
     def _opening(self) -> list[bytes]:
         self._opened = True
-        begun = [] if self._transcript.parsed else self._open(self._transcript.items[0], 1)
+        begun = [] if self._transcript.parsed else self._block_start(self._transcript.items[0], 1)
         message_start = self._event("message_start", 0, {"message": message(self._head, None)})
         return [message_start, *begun, self._event("ping", LAST_OPENING, {})]
 
-    def _open(self, item: Item, number: int) -> list[bytes]:
+    def _block_start(self, item: OutputItem, number: int) -> list[bytes]:
         block = {"index": item.index, "content_block": new_block(self._head, item)}
         return [self._event("content_block_start", number, block)]
 
-    def _close(self, item: Item, number: int) -> list[bytes]:
+    def _block_stop(self, item: OutputItem, number: int) -> list[bytes]:
         """Anthropic signs its thinking; clients may expect the event of the signature, which is empty here."""
         if item.kind is not PartKind.REASONING:
             return [self._event("content_block_stop", number, {"index": item.index})]
@@ -113,19 +112,19 @@ class MessageEventWriter:
     def _closing(self) -> list[bytes]:
         """The usage is that of the whole message, because clients overwrite that of `message_start` with it."""
         transcript, frames = self._transcript, []
-        for _, item, number, _, _ in self._steps.close():
-            frames += self._close(item, number)
+        for _, item, place, _, _ in transcript.done():
+            frames += self._block_stop(item, LAST_OPENING + place)
         fields = {"delta": stop(transcript), "usage": usage(self._head, transcript)}
-        frames.append(self._event("message_delta", self._steps.end + CLOSING, fields))
+        frames.append(self._event("message_delta", LAST_OPENING + self._transcript.last_number + CLOSING, fields))
         return [*frames, _frame(b"message_stop", b'{"type":"message_stop"}')]
 
     def _check_position(self) -> None:
-        last = self._steps.end + CLOSING
+        last = LAST_OPENING + self._transcript.last_number + CLOSING
         if self._after > last:
             text = f"'Last-Event-ID' is of event {self._after}, the last one of '{self._head.id}' is {last}."
             raise ApiError(Kind.INVALID, text, "Last-Event-ID")
 
-    def _delta(self, item: Item, number: int, text: str) -> bytes:
+    def _delta(self, item: OutputItem, number: int, text: str) -> bytes:
         if number <= self._after or not text:
             return b""
         if item is not self._delta_item:
@@ -133,7 +132,7 @@ class MessageEventWriter:
         data = self._delta_head + orjson.dumps(text) + b"}}"
         return _frame(b"content_block_delta", data, self._id_line(number))
 
-    def _begin_deltas(self, item: Item) -> None:
+    def _begin_deltas(self, item: OutputItem) -> None:
         """The constant parts of deltas are made once for each block, because every token takes this path."""
         self._delta_item = item
         self._delta_head = b'{"type":"content_block_delta","index":%d,%b' % (item.index, DELTAS[item.kind])

@@ -7,12 +7,13 @@ from typing import Any, Self
 
 import orjson
 
-from gateway.answer.parts import PartKind, call_id
+from gateway.answer.choice import call_id
+from gateway.answer.items import OutputItem, Transcript, transcript_of
+from gateway.answer.parts import PartKind
 from gateway.answer.plan import Plan
-from gateway.answer.transcript import Item, Transcript, transcript_of
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 from services.requests import FinishReason
 
@@ -66,17 +67,17 @@ def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
     }
 
 
-def new_block(head: MessageHead, item: Item) -> dict[str, Any]:
+def new_block(head: MessageHead, item: OutputItem) -> dict[str, Any]:
     """The content block as it begins, without content."""
     return _block(head, item, "", {})
 
 
-def block(head: MessageHead, item: Item) -> dict[str, Any]:
+def block(head: MessageHead, item: OutputItem) -> dict[str, Any]:
     """The content block with all of its content."""
     return _block(head, item, item.text, _input(item.text) if item.kind is PartKind.CALL else {})
 
 
-def _block(head: MessageHead, item: Item, text: str, input: object) -> dict[str, Any]:
+def _block(head: MessageHead, item: OutputItem, text: str, input: object) -> dict[str, Any]:
     match item.kind:
         case PartKind.TEXT:
             return {"type": "text", "text": text, "citations": None}

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.http.json_size import MOST_VALUES, too_many
+from gateway.schemas.json_size import MOST_VALUES, too_many
 
 MAX_ERRORS = 100  # in the object of a failed batch
 CUSTOM_ID_CHARS = 512

@@ -21,7 +21,7 @@ from gateway.batches.record import BatchRecord, Counts, Final, Progress, Status
 from gateway.batches.segments import EntryLocation, LineAnswer, SegmentWriter, entry_locations
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile
-from gateway.http.json_size import MOST_VALUES
+from gateway.schemas.json_size import MOST_VALUES
 
 UNANSWERED = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),

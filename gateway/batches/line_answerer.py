@@ -7,34 +7,23 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
-from gateway.answer.plan import AnswerKind
-from gateway.answer.streaming import whole_response
 from gateway.batches.journal import entry_id
 from gateway.batches.record import BatchRecord
 from gateway.batches.segments import LineAnswer
+from gateway.endpoints import ENDPOINTS
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
-from gateway.http.json_size import most_values
-from gateway.openai.answer import Answer
-from gateway.planning import digest_of
-from gateway.pool_client.generation import Generation
-from gateway.responses.stored import stored_response
-from gateway.responses.validation import validate_response
-from gateway.schemas.chat import ChatRequest
-from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
-from gateway.schemas.responses import ResponseRequest
-from gateway.validation import ValidatedRequest
+from gateway.streaming import whole_response
+from gateway.validation import digest_of
 from services.errors import PoolUnavailable
 from services.requests import BATCH_CLASS
-
-F = TypeVar("F", bound=GenerationFields)
 
 # temporary errors: the line is tried again
 TEMPORARY = {
@@ -47,11 +36,6 @@ TEMPORARY = {
 }
 # the line's request was cancelled from outside or its tokens diverged: it is submitted again
 BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
-_KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {
-    "/v1/chat/completions": (AnswerKind.CHAT, ChatRequest),
-    "/v1/completions": (AnswerKind.COMPLETION, CompletionRequest),
-    "/v1/responses": (AnswerKind.RESPONSE, ResponseRequest),
-}
 PAUSE = 1.0  # seconds between tries
 RENEWALS = 3  # new submissions of a broken request before the error becomes the line's answer
 
@@ -64,6 +48,7 @@ class LineAnswerer:
     def __init__(self, gateway: Gateway, record: BatchRecord, on_request: Callable[[int, str], None]) -> None:
         self._gateway = gateway
         self._record = record
+        self._endpoint = ENDPOINTS[record.endpoint]
         self._on_request = on_request
         self._queue = f"{record.tenant}\0batches"  # apart from the queue of the tenant's own requests
 
@@ -97,14 +82,14 @@ class LineAnswerer:
         """Call `on_request` with the request that this line becomes or has become, if it is a valid request."""
         value = await self._read(line)
         caller = self._caller(number, len(line))
-        kind, schema = _KINDS[self._record.endpoint]
         with contextlib.suppress(ApiError):
-            fields = await self._fields(schema, value["body"], caller)
-            self._on_request(number, self._placed(kind.prefix + caller.request_name(digest_of(fields)), caller))
+            fields = await self._fields(value["body"], caller)
+            request = self._endpoint.kind.prefix + caller.request_name(digest_of(fields))
+            self._on_request(number, self._placed(request, caller))
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
-        executor, most = self._gateway.executor, most_values(self._gateway.model.info.max_model_len)
+        executor, most = self._gateway.executor, self._gateway.limits.max_values
         while True:
             try:
                 return await executor.run(self._queue, len(line), loads, line, most)
@@ -116,11 +101,11 @@ class LineAnswerer:
     async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
         """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
         PoolUnavailable."""
-        gateway, limit = self._gateway, self._gateway.settings.max_body_bytes
+        gateway, limit = self._gateway, self._gateway.limits.max_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
-        validated = await self._validate(body, caller)
+        validated = await self._endpoint.validate(gateway, await self._fields(body, caller), caller)
         # a line waits while there are other requests; the batch's window is its only deadline
         submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
         validated, request = replace(validated, submission=submission), self._placed(submission.request, caller)
@@ -129,7 +114,8 @@ class LineAnswerer:
             generation = await gateway.shards.submit(validated, None, None, caller.work_queue)
             request = generation.request  # another one if it is in the shard that had the slot before
             self._on_request(number, request)
-            return request, await self._whole(generation, caller)
+            answer = await self._endpoint.answer(gateway, generation, caller.work_queue)
+            return request, bytes((await whole_response(generation, answer)).body)
         except ApiError as error:
             if error.kind in BROKEN:
                 await gateway.shards.of(request).pool.delete(request)
@@ -155,31 +141,14 @@ class LineAnswerer:
         assert caller.slot is not None, "a line has a key"
         return self._gateway.shards.placed(request, caller.slot)
 
-    async def _validate(self, body: dict[str, Any], caller: Caller) -> ValidatedRequest:
-        gateway, endpoint = self._gateway, self._record.endpoint
-        if endpoint == "/v1/chat/completions":
-            return await gateway.validator.chat(await self._fields(ChatRequest, body, caller), caller)
-        if endpoint == "/v1/completions":
-            return await gateway.validator.completion(await self._fields(CompletionRequest, body, caller), caller)
-        return await validate_response(gateway, await self._fields(ResponseRequest, body, caller), caller)
+    async def _fields(self, body: dict[str, Any], caller: Caller) -> GenerationFields:
+        return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, body)
 
-    async def _fields(self, model: type[F], body: dict[str, Any], caller: Caller) -> F:
-        return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, model, body)
-
-    def _parsed(self, model: type[F], body: dict[str, Any]) -> F:
-        fields = validate(model, body, ignore_unknown=self._gateway.settings.unknown_fields == "ignore")
+    def _parsed(self, body: dict[str, Any]) -> GenerationFields:
+        fields: GenerationFields = validate(self._endpoint.schema, body, self._gateway.limits.ignore_unknown)
         if fields.stream:
             raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")
         return fields
-
-    async def _whole(self, generation: Generation, caller: Caller) -> bytes:
-        if self._record.endpoint == "/v1/responses":
-            stored = await stored_response(self._gateway, generation, caller.work_queue)
-            response = await whole_response(generation, stored)
-        else:
-            answer = Answer(generation.plan, self._gateway.model, generation.request)
-            response = await whole_response(generation, answer)
-        return bytes(response.body)
 
     def _entry(self, number: int, custom_id: str, status: int, request: str, body: bytes) -> LineAnswer:
         response = {"status_code": status, "request_id": request, "body": orjson.Fragment(body)}

@@ -7,16 +7,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.batches.folder import BatchFolder
+from gateway.batches.folder import BatchFolder, BatchFolders
 from gateway.batches.record import BatchRecord
+from gateway.batches.request import BatchRequest, window_seconds
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
-from gateway.files.store import new_id, tenant_folder
-from gateway.gateway import Gateway, gateway_of
+from gateway.files.routes import store_of
+from gateway.files.store import FileStore, new_id, tenant_folder
+from gateway.gateway import gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, documented
 from gateway.http.pages import AFTER, limit_of, limit_parameter, page, start_of
-from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, window_seconds
+from gateway.schemas.batches import BatchList, BatchObject
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 MAX_OPEN = 100  # unfinished batches per tenant
@@ -38,8 +40,9 @@ router = APIRouter(prefix="/v1/batches")
 async def create(request: Request) -> dict[str, Any]:
     """Begins to answer the lines of a file, after all other requests."""
     gateway = gateway_of(request)
-    fields = await parse(request, BatchRequest)
-    folder = await disk.in_thread(_create, gateway, request.state.tenant, fields)
+    fields = await parse(request, BatchRequest, gateway.limits)
+    store, batches = store_of(request), _batches(request)
+    folder = await disk.in_thread(_create, store, batches, gateway.model.name, request.state.tenant, fields)
     return await _body(folder)
 
 
@@ -47,7 +50,7 @@ async def create(request: Request) -> dict[str, Any]:
 async def listed(request: Request) -> dict[str, Any]:
     """The tenant's batches, the newest first."""
     limit = limit_of(request, DEFAULT_PAGE, MAX_PAGE)
-    folders = await disk.in_thread(gateway_of(request).batches.of_tenant, tenant_folder(request.state.tenant))
+    folders = await disk.in_thread(_batches(request).of_tenant, tenant_folder(request.state.tenant))
     folders.reverse()
     first = start_of(request, [folder.id for folder in folders], "batch_", newest_first=True)
     bodies = await disk.in_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
@@ -72,8 +75,8 @@ async def cancel(request: Request, id: str) -> dict[str, Any]:
     return await _body(folder)
 
 
-def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
-    store, batches, name = gateway.files, gateway.batches, tenant_folder(tenant)
+def _create(store: FileStore, batches: BatchFolders, model: str, tenant: str, fields: BatchRequest) -> BatchFolder:
+    name = tenant_folder(tenant)
     try:
         store.get(tenant, fields.input_file_id)
     except ApiError as error:
@@ -92,7 +95,7 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         completion_window=fields.completion_window,
         created_at=now,
         expires_at=now + window_seconds(fields.completion_window),
-        model=gateway.model.name,
+        model=model,
         metadata=fields.metadata,
         output_life=fields.output_expires_after.seconds if fields.output_expires_after else None,
     )
@@ -111,10 +114,15 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
     return folder
 
 
+def _batches(request: Request) -> BatchFolders:
+    batches: BatchFolders = request.app.state.batches
+    return batches
+
+
 def _found(request: Request, id: str) -> BatchFolder:
     if not (id.startswith("batch_") and id.removeprefix("batch_").isalnum() and len(id) < 64):
         raise _missing(id)
-    return gateway_of(request).batches.at(tenant_folder(request.state.tenant), id)
+    return _batches(request).at(tenant_folder(request.state.tenant), id)
 
 
 async def _body(folder: BatchFolder) -> dict[str, Any]:

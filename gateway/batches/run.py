@@ -14,9 +14,10 @@ from gateway.batches.journal import BatchJournal
 from gateway.batches.line_answerer import LineAnswerer
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import LineAnswer
+from gateway.endpoints import ENDPOINTS
 from gateway.files import disk
+from gateway.files.store import FileStore
 from gateway.gateway import Gateway
-from gateway.http.json_size import most_values
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -31,9 +32,16 @@ class BatchRun:
     """Answers the unanswered lines and ends the batch. `slots` limits the lines in flight at this gateway."""
 
     def __init__(
-        self, gateway: Gateway, folder: BatchFolder, record: BatchRecord, epoch: str, slots: asyncio.Semaphore
+        self,
+        gateway: Gateway,
+        files: FileStore,
+        folder: BatchFolder,
+        record: BatchRecord,
+        epoch: str,
+        slots: asyncio.Semaphore,
     ) -> None:
         self._gateway = gateway
+        self._files = files
         self._folder = folder
         self._record = record
         self._epoch = epoch
@@ -44,10 +52,9 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch ends. It can be cancelled at any time: the answers are on disk, for the next owner."""
-        gateway, lines = self._gateway, self._gateway.settings.max_batch_lines
-        values = most_values(gateway.model.info.max_model_len)
+        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.limits.max_values
         journal = await disk.in_thread(
-            BatchJournal, self._folder, self._record, gateway.files, self._epoch, lines, values
+            BatchJournal, self._folder, self._record, self._files, self._epoch, lines, values
         )
         try:
             if journal.errors:
@@ -106,7 +113,7 @@ class BatchRun:
         self._answered.put_nowait((answered, written))
         await written
         request = self._requests.pop(number, None)
-        if request is not None and self._record.endpoint != "/v1/responses":  # responses remain retrievable
+        if request is not None and not ENDPOINTS[self._record.endpoint].stored:
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
                 await self._gateway.shards.of(request).pool.delete(request)
 
@@ -125,7 +132,7 @@ class BatchRun:
     async def _find_requests(self, journal: BatchJournal) -> None:
         """Find the requests of an earlier owner: those of the first unanswered lines, since lines are fed in order."""
         answerer = LineAnswerer(self._gateway, self._record, self._requests.__setitem__)
-        numbers = journal.pending[: self._gateway.settings.lines_in_flight]
+        numbers = journal.pending[: self._gateway.settings.constants.lines_in_flight]
         for portion in journal.lines.portions(numbers, PORTION):
             for number, line in zip(portion, await self._off_loop(journal.read, portion), strict=True):
                 await answerer.report_request(number, line)

@@ -8,11 +8,12 @@ import logging
 import time
 from collections import Counter
 
-from gateway.batches.folder import BatchFolder
+from gateway.batches.folder import BatchFolder, BatchFolders
 from gateway.batches.lease import LEASE, BatchLease
 from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
+from gateway.files.store import FileStore
 from gateway.gateway import Gateway
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
@@ -33,9 +34,11 @@ log = logging.getLogger(__name__)
 class BatchRunner:
     """One gateway owns a batch: the one that holds its name in the pool. The others try each `PERIOD`."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, batches: BatchFolders, files: FileStore) -> None:
         self._gateway = gateway
-        self._slots = asyncio.Semaphore(gateway.settings.lines_in_flight)
+        self._batches = batches
+        self._files = files
+        self._slots = asyncio.Semaphore(gateway.settings.constants.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._of_tenant: Counter[str] = Counter()  # the number of runs by the tenant's folder
         self._unreadable: set[str] = set()  # batches that were logged as unreadable
@@ -53,7 +56,7 @@ class BatchRunner:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
-            for folder in await disk.in_thread(lambda: list(self._gateway.batches.open())):
+            for folder in await disk.in_thread(lambda: list(self._batches.open())):
                 if folder.id not in self._runs and (
                     len(self._runs) < MAX_RUNNING or not self._of_tenant[folder.tenant]
                 ):
@@ -68,7 +71,7 @@ class BatchRunner:
         """Run the batch if no gateway does."""
         record = await disk.in_thread(folder.record)
         if record is None:
-            await disk.in_thread(self._gateway.batches.forget_uncreated, folder.id)
+            await disk.in_thread(self._batches.forget_uncreated, folder.id)
             return
         if record.model not in self._gateway.model.names and time.time() < record.expires_at:
             return  # a server of its model may return until then
@@ -88,7 +91,8 @@ class BatchRunner:
         self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
     async def _run(self, folder: BatchFolder, record: BatchRecord, lease: BatchLease) -> None:
-        run = asyncio.create_task(BatchRun(self._gateway, folder, record, lease.segment, self._slots).run())
+        batch = BatchRun(self._gateway, self._files, folder, record, lease.segment, self._slots)
+        run = asyncio.create_task(batch.run())
         keeping = asyncio.create_task(lease.keep())
         try:
             await asyncio.wait({run, keeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,4 +126,4 @@ class BatchRunner:
 
     def _tidy(self, folder: BatchFolder) -> None:
         folder.tidy()
-        self._gateway.batches.mark_ended(folder.id)
+        self._batches.mark_ended(folder.id)

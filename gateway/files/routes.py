@@ -10,8 +10,8 @@ from starlette.responses import FileResponse, Response
 
 from gateway.errors import Kind
 from gateway.files import disk
+from gateway.files.store import FileStore
 from gateway.files.upload import receive
-from gateway.gateway import gateway_of
 from gateway.http.documented import documented, query
 from gateway.http.pages import AFTER, ORDER, limit_of, limit_parameter, newest_first, page, start_of
 from gateway.schemas.batches import FileDeleted, FileList, FileObject, FileUpload
@@ -28,6 +28,12 @@ LISTING = (
 router = APIRouter(prefix="/v1/files")
 
 
+def store_of(request: Request) -> FileStore:
+    """The files of the server that received this request."""
+    store: FileStore = request.app.state.files
+    return store
+
+
 @router.post(
     "",
     **documented(
@@ -39,7 +45,7 @@ router = APIRouter(prefix="/v1/files")
 )
 async def create(request: Request) -> dict[str, Any]:
     """Stores the input file of a batch; `expires_after[anchor]` and `expires_after[seconds]` limit its life."""
-    return (await receive(request, gateway_of(request).files, request.state.tenant)).body()
+    return (await receive(request, store_of(request), request.state.tenant)).body()
 
 
 @router.get("", **documented(gives=FileList, parameters=LISTING, errors=ERRORS))
@@ -49,7 +55,7 @@ async def listed(request: Request) -> Response:
     purpose = request.query_params.get("purpose")
 
     def body() -> bytes:
-        files = gateway_of(request).files.all(request.state.tenant, purpose, newest)
+        files = store_of(request).all(request.state.tenant, purpose, newest)
         first = start_of(request, [file.id for file in files], "file-", newest)
         chosen = [file.body() for file in files[first : first + limit]]
         return orjson.dumps(page(chosen, len(files) > first + limit))
@@ -60,13 +66,13 @@ async def listed(request: Request) -> Response:
 @router.get("/{id}", **documented(gives=FileObject, errors=ERRORS))
 async def retrieve(request: Request, id: str) -> dict[str, Any]:
     """The file object."""
-    return (await disk.in_thread(gateway_of(request).files.get, request.state.tenant, id)).body()
+    return (await disk.in_thread(store_of(request).get, request.state.tenant, id)).body()
 
 
 @router.get("/{id}/content", **documented(binary=True, errors=ERRORS))
 async def content(request: Request, id: str) -> Response:
     """The content of the file."""
-    store, tenant = gateway_of(request).files, request.state.tenant
+    store, tenant = store_of(request), request.state.tenant
     file = await disk.in_thread(store.get, tenant, id)
     return FileResponse(store.content(tenant, id), media_type="application/octet-stream", filename=file.filename)
 
@@ -74,5 +80,5 @@ async def content(request: Request, id: str) -> Response:
 @router.delete("/{id}", **documented(gives=FileDeleted, errors=ERRORS))
 async def delete(request: Request, id: str) -> dict[str, Any]:
     """Deletes the file; a batch that reads it continues."""
-    await disk.in_thread(gateway_of(request).files.delete, request.state.tenant, id)
+    await disk.in_thread(store_of(request).delete, request.state.tenant, id)
     return {"id": id, "object": "file", "deleted": True}

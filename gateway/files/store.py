@@ -22,6 +22,7 @@ import orjson
 
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
+from services.settings.constants import Constants
 
 STALE = 86_400.0  # seconds after which an incomplete file is that of a killed process
 MAX_FILES = 4096  # per tenant: each upload and list iterates over all of them, in some hundredths of a second
@@ -68,10 +69,10 @@ class StoredFile:
 class FileStore:
     """`root`: one folder for all gateways, on shared storage if they run on several nodes."""
 
-    def __init__(self, root: Path, max_file_bytes: int, max_tenant_bytes: int) -> None:
+    def __init__(self, root: Path, constants: Constants) -> None:
         self.root = root
-        self.max_file_bytes = max_file_bytes
-        self._max_tenant_bytes = max_tenant_bytes
+        self.max_file_bytes = constants.max_file_bytes
+        self._max_tenant_bytes = constants.max_tenant_bytes
 
     def folder(self, tenant: str) -> Path:
         folder = self.root / tenant_folder(tenant) / "files"

@@ -65,14 +65,8 @@ def text_rule(text: str) -> Rule:
 
 def token_rule(text: str, tables: TextTables) -> Rule:
     """Exactly `text`: a special token if there is one that is spelled like this, otherwise ordinary tokens."""
-    spelled, data = tables.of(skip_special_tokens=False), text.encode()
-    special = next((id for id in sorted(tables.special_ids) if spelled.bytes_of(id) == data), None)
+    special = tables.special_id(text)
     return text_rule(text) if special is None else Rule(f"<[{special}]>")
-
-
-def is_special(text: str, tables: TextTables) -> bool:
-    """Whether a special token is spelled like this."""
-    return bool(text) and token_rule(text, tables) != text_rule(text)
 
 
 def regex_rule(pattern: str) -> Rule:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.grammars.rules import Rule, choice, is_special, json_rule, text_rule, token_rule
+from gateway.grammars.rules import Rule, choice, json_rule, text_rule, token_rule
 from gateway.grammars.schema_document import Schema, SchemaDocument
 from gateway.tools import Tool, ToolUse
 from services.text import TextTables
@@ -100,7 +100,7 @@ def _text_or_calls(syntax: Syntax, use: ToolUse, tables: TextTables, thinks: boo
     rest, limit = _after_mark(syntax, use, tables), NO_THINKING if thinks else ""
     if not syntax.begin:  # text that does not begin like a call
         lines = ["start: after_mark | OTHER", r"OTHER: /(\s*[^\s{](.|\n)*)?/" + limit]
-    elif is_special(syntax.begin, tables):  # not part of text
+    elif tables.special_id(syntax.begin) is not None:  # not part of text
         mark = token_rule(syntax.begin, tables).expression
         lines = [f"start: TEXT | TEXT {mark} after_mark", f"TEXT: {TEXT}{limit}"]
     else:  # lazy: the first mark begins calls

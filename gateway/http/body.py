@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from codecs import BOM_UTF8
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -13,10 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.executor import FairExecutor
-from gateway.gateway import gateway_of
 from gateway.http.headers import check_encoding, content_length
-from gateway.http.json_size import MOST_VALUES, most_values, too_many
 from gateway.http.middleware import is_json
+from gateway.schemas.json_size import MOST_VALUES, too_many
 from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,25 +28,33 @@ log = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 
-async def parse(request: Request, model: type[M]) -> M:
-    """The body of `request` as a `model`.
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What this server takes: bodies of at most `max_bytes` bytes with at most `max_values` JSON values. Unknown fields
+    are errors unless `ignore_unknown` is set. `executor` reads the bodies."""
 
-    Raises ApiError for a compressed body, a content type other than JSON's, a body over the setting
-    `max_body_bytes` (with or without a content length), too many values, anything but a
-    JSON object (also for NaN and invalid UTF-8), nesting over `MAX_DEPTH` levels, and the first wrong field.
+    executor: FairExecutor
+    max_bytes: int
+    max_values: int
+    ignore_unknown: bool
+
+
+async def parse(request: Request, schema: type[M], limits: BodyLimits) -> M:
+    """The body of `request` as a `schema` object.
+
+    Raises ApiError for a compressed body, a content type other than JSON's, a body over `limits.max_bytes` (with or
+    without a content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting
+    over `MAX_DEPTH` levels, and the first wrong field.
     """
     check_encoding(request.headers)
     _check_json(request.headers)
-    gateway = gateway_of(request)
-    settings, tenant = gateway.settings, request.state.tenant
-    body = await _read(request, settings.max_body_bytes, gateway.executor)
+    body = await _read(request, limits.max_bytes, limits.executor)
     request.state.size = len(body)
 
     def parsed() -> M:
-        value = loads(body, most_values(gateway.model.info.max_model_len))
-        return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
+        return validate(schema, loads(body, limits.max_values), limits.ignore_unknown)
 
-    return await gateway.executor.run(tenant, len(body), parsed)
+    return await limits.executor.run(request.state.tenant, len(body), parsed)
 
 
 def _check_json(headers: Headers) -> None:

@@ -12,7 +12,6 @@ from typing import Self
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from services.pool.shards import slot_of
 
@@ -116,21 +115,6 @@ class Position:
         if match is None:
             raise _wrong(id, "is not the id of an event of this server: <request>:<i0>.<i1>...")
         return cls(match[1], tuple(map(int, match[2].split("."))))
-
-    def check(self, plan: Plan) -> None:
-        """Raises ApiError if no event of a stream with this plan can have such an id.
-
-        A position after the tokens that exist so far is accepted, up to the maximum number of tokens: the pool's server
-        may have lost tokens that the client has, and these will be generated again.
-        """
-        counts = self.counts
-        opening = plan.chat or plan.return_token_ids
-        if len(counts) != plan.choices and not (opening and len(counts) < plan.choices and not any(counts)):
-            raise self.wrong(f"counts {len(counts)} choices, the request has {plan.choices}")
-        for index, count in enumerate(counts):
-            most = plan.max_new_tokens + 1 + (index == plan.choices - 1)
-            if count > most:
-                raise self.wrong(f"counts {count} events of choice {index}, there can be {most} at most")
 
     def wrong(self, text: str) -> ApiError:
         """The error of this position; `text` says what is wrong."""

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.gateway import gateway_of
 from gateway.http.middleware import FEED, PAGE, SERVER_SEND
 from gateway.live.feed import LiveFeed
 from gateway.live.files import INDEX, PageFiles
@@ -31,7 +30,7 @@ async def page(request: Request) -> Response:
 async def feed(request: Request) -> Response:
     """What the engines compute, iteration by iteration, and each second the state of the pool, as server-sent events.
     It may lose some. The ids of requests are shown to their own tenant only."""
-    live = gateway_of(request).live
+    live: LiveFeed = request.app.state.live
     return FeedStream(live, live.open(request.state.tenant))
 
 

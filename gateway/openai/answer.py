@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from gateway.answer.choice import Choice, Delta, choices_of, tables_of
+from gateway.answer.choice import Choice, Delta, call_id, choices_of, tables_of
 from gateway.answer.logprobs import CompletionLogprobs, Echo, chat_logprobs, prompt_logprobs
-from gateway.answer.parts import Part, call_id
+from gateway.answer.parts import Part
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel

@@ -16,12 +16,12 @@ from __future__ import annotations
 import orjson
 
 from gateway.answer.choice import Choice, Delta
-from gateway.answer.plan import AnswerKind
-from gateway.errors import ApiError, Kind
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError
 from gateway.http.headers import Position
 from gateway.model import ServedModel
 from gateway.openai.answer import Answer
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.following import Generation
 from services.messages import TokenEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -150,12 +150,25 @@ class ChunkWriter:
         return self._id + b".".join(b"%d" % choice.sent for choice in self._answer.choices[:opened]) + b"\n"
 
 
+def check_position(position: Position, plan: Plan) -> None:
+    """Raises ApiError if no event of a stream with this plan can have the id `position`.
+
+    A position after the tokens that exist so far is accepted, up to the maximum number of tokens: the pool's server
+    may have lost tokens that the client has, and these will be generated again.
+    """
+    counts = position.counts
+    opening = plan.chat or plan.return_token_ids
+    if len(counts) != plan.choices and not (opening and len(counts) < plan.choices and not any(counts)):
+        raise position.wrong(f"counts {len(counts)} choices, the request has {plan.choices}")
+    for index, count in enumerate(counts):
+        most = plan.max_new_tokens + 1 + (index == plan.choices - 1)
+        if count > most:
+            raise position.wrong(f"counts {count} events of choice {index}, there can be {most} at most")
+
+
 def chunk_writer(generation: Generation, model: ServedModel, position: Position | None, with_ids: bool) -> ChunkWriter:
     """The writer of the events after `position`. Raises ApiError if the stream has no such position."""
-    if generation.plan.kind is AnswerKind.RESPONSE:
-        text = f"'{generation.request}' is read with GET /v1/responses/{generation.request}?stream=true."
-        raise ApiError(Kind.INVALID, text)
     if position is not None:
-        position.check(generation.plan)
+        check_position(position, generation.plan)
     counts = position.counts if position else ()
     return ChunkWriter(Answer(generation.plan, model, generation.request, counts), len(counts), with_ids)

@@ -1,36 +1,42 @@
-"""Following requests of one pool: `Generations` submits a request or finds it there, and opens a `Generation` of it.
+"""Following requests of one pool: `Generations` submits a request or finds it there, and opens a `Generation` of it,
+a follower that yields the request's events until all its choices have ended.
 
-`AbandonedRequests` reports to the pool when a request has no follower at this gateway any more.
+`AbandonedRequests` reports to the pool when a request has no follower at this gateway any more. `ReadSlots` limits how
+many stored requests of a tenant are read at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ParamSpec, Protocol, Self, TypeVar
 
 from starlette.types import Receive
 
 from gateway.answer.plan import Plan
-from gateway.errors import ApiError, Kind, pool_refusal
+from gateway.errors import ApiError, ClientGone, Kind, pool_refusal
 from gateway.executor import FairExecutor
 from gateway.http.headers import Position
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.event_reader import PATIENCE, EventReader
-from gateway.pool_client.generation import Generation, Work
-from gateway.pool_client.latency import RequestLatency
-from gateway.pool_client.read_slots import ReadSlot, ReadSlots
-from gateway.pool_client.request_record import RequestRecords
+from gateway.pool_client.event_reader import PATIENCE, EventBuffer, EventReader
+from gateway.pool_client.request_record import RequestLatency, RequestRecord, RequestRecords
 from gateway.validation import ValidatedRequest
 from services.background import start
 from services.errors import PoolUnavailable
 from services.logs import about
-from services.messages import Group
+from services.messages import Group, Logprobs, TokenEvent
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AT_ONCE = 4  # per tenant: a quarter of the connections to the pool
+MOST_WAITING = 1024  # per tenant, including current reads
+EVENT, ENTRY = 64, 8  # cost of a token event and of one of its log probabilities, in bytes of a body
 MOST_FOLLOWERS = 64  # per request and gateway: each follower costs as much as the request's events
 LOOKS = 20  # lookups within `PATIENCE` seconds for a request that a gateway may be about to put back
 TRIES, PAUSE = 60, 1.0  # tries to abandon a request and seconds between them: the pool may be unavailable
@@ -59,33 +65,33 @@ class Generations:
         self._slots = ReadSlots()
 
     async def submit(
-        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
+        self, validated: ValidatedRequest, receive: Receive | None, arrived_at: float | None, queue: str | None = None
     ) -> Generation:
-        """Submit a request and follow it. `received`: the time of the loop's clock at which it arrived; None: its
-        latency is not measured. `queue`: the queue for work on its answer; by default the tenant's.
+        """Submit a request and follow it. `arrived_at`: in seconds of the loop's clock; None: its latency is not
+        measured. `queue`: the queue for work on its answer; by default the tenant's.
 
         If the idempotency key is known, the earlier request with that key is followed from its first token, also if
         the same body has become another prompt since. Raises ApiError if the pool is full, the wait too long, the
         idempotency key that of another request, or the request has too many followers; PoolUnavailable.
         """
-        try:
-            return await self._submit(validated, receive, received, queue)
-        except _Earlier as earlier:
-            plan = Plan.unpack(earlier.group.body)
-            return await self._follow(earlier.group, _as_requested(plan, validated), receive)
+        opened = await self._submit(validated, receive, arrived_at, queue)
+        if isinstance(opened, Generation):
+            return opened
+        return await self._follow(opened, _as_requested(Plan.unpack(opened.body), validated), receive)
 
     async def _submit(
-        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
-    ) -> Generation:
-        """The same; raises _Earlier if the idempotency key names a request with another id."""
+        self, validated: ValidatedRequest, receive: Receive | None, arrived_at: float | None, queue: str | None = None
+    ) -> Generation | Group:
+        """Submit a request and follow it. The group, which is not followed, if the idempotency key names one with
+        another id that asked for the same. Raises as `submit` does."""
         submission, plan = validated.submission, validated.plan
         request = submission.request
         self._check_followers(request)
-        record = self._records.submitted(submission, plan, received)
+        record = self._records.submitted(submission, plan, arrived_at)
         if record:
             submission = record.traced(submission)
         slot: ReadSlot | None = None
-        latency = None if received is None else RequestLatency(self._counters, received, submission)
+        latency = None if arrived_at is None else RequestLatency(self._counters, arrived_at, submission)
         buffer = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
             await self._abandoned.settled(request)
@@ -100,7 +106,8 @@ class Generations:
                 group = await self._group(reply.request, submission.tenant)
                 if Plan.unpack(group.body).digest != plan.digest:
                     raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
-                raise _Earlier(group)
+                self._close(buffer)  # nothing was submitted, and what follows is recorded under the earlier request
+                return group
             if reply.existed:
                 group = await self._group(request, submission.tenant)
                 plan, latency = _as_requested(Plan.unpack(group.body), validated), None
@@ -108,9 +115,6 @@ class Generations:
                     record.continues(group.trace)
                 slot = await self._catch_up(buffer, submission.tenant)
             buffer.submitted = True
-        except _Earlier:
-            self._close(buffer)  # nothing was submitted, and what follows is recorded under the earlier request
-            raise
         except BaseException as error:
             self._close(buffer)  # whether the submission arrived is unknown
             if record:
@@ -135,7 +139,7 @@ class Generations:
         await self._pool.cancel((await self._group(request, tenant)).request)
 
     async def resume(
-        self, validated: ValidatedRequest, position: Position, receive: Receive | None, received: float
+        self, validated: ValidatedRequest, position: Position, receive: Receive | None, arrived_at: float
     ) -> Generation:
         """Follow the request that `position` names, which must have asked for the same as `validated`.
 
@@ -144,10 +148,10 @@ class Generations:
         """
         submission = validated.submission
         if position.request == submission.request:
-            try:
-                return await self._submit(validated, receive, received)
-            except _Earlier:
-                raise _not_found(position.request) from None
+            opened = await self._submit(validated, receive, arrived_at)
+            if isinstance(opened, Generation):
+                return opened
+            raise _not_found(position.request)
         group = await self._group(position.request, submission.tenant)
         plan = Plan.unpack(group.body)
         if plan.digest != validated.plan.digest:
@@ -210,6 +214,110 @@ class Generations:
             self._abandoned.add(buffer.request)
 
 
+def _not_found(request: str) -> ApiError:
+    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+
+
+def _as_requested(plan: Plan, validated: ValidatedRequest) -> Plan:
+    """The stored plan with the stream options of this follower."""
+    given = validated.plan
+    return replace(plan, include_usage=given.include_usage, continuous_usage=given.continuous_usage)
+
+
+class Work(Protocol):
+    """The result of `function`, which handles about `size` bytes; in a thread if these are many."""
+
+    async def __call__(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+def size_of(events: Sequence[TokenEvent]) -> int:
+    """The cost of making an answer of these events, in bytes of a body of the same cost."""
+    return EVENT * len(events) + sum([ENTRY * _entries(e.logprobs) for e in events if e.logprobs is not None])
+
+
+def _entries(logprobs: Logprobs) -> int:
+    scored = 0 if logprobs.prompt is None else len(logprobs.prompt.tokens) + len(logprobs.prompt.top_ids)
+    return 1 + len(logprobs.top) + scored
+
+
+class Generation:
+    """A follower of a request; `with generation:` closes it. `request` and `plan` are those of the pool.
+
+    `receive` reports when the client disconnects; without it, the caller closes the generation.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        buffer: EventBuffer,
+        on_close: Callable[[EventBuffer], None],
+        receive: Receive | None,
+        work: Work,
+        latency: RequestLatency | None = None,
+        slot: ReadSlot | None = None,
+        record: RequestRecord | None = None,
+    ) -> None:
+        """`work` runs slow functions off the event loop. `slot` is released when the stored events are handled."""
+        self.request = buffer.request
+        self.plan = plan
+        self._buffer = buffer
+        self._on_close = on_close
+        self._latency = latency
+        self._work = work
+        self._slot = slot
+        self._record = record
+        self._watcher = asyncio.create_task(_watch(receive, buffer)) if receive else None
+
+    async def take(self, until: float | None = None) -> list[TokenEvent]:
+        """The events that have arrived, each once and in order per sequence, beginning with index 0. At least one
+        event, or none at the loop's time `until`. Raises ClientGone, GatewayStops, or ApiError if the request is
+        lost."""
+        events = await self._buffer.take(until)
+        if self._latency:
+            self._latency.observe(events, self._buffer.arrived)
+        if self._record:
+            self._record.observe(events, self._buffer.arrived)
+        return events
+
+    async def work(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `function`, which handles events that were taken, with this `size_of`."""
+        try:
+            return await self._work(size, function, *args, **kwargs)
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        """Stop following. When the last follower of an unfinished request stops, the request ends now or later."""
+        self._release()
+        if self._watcher:
+            self._watcher.cancel()
+        self._buffer.close()
+        if self._record:
+            self._record.close(self._buffer)
+        self._on_close(self._buffer)
+
+    def _release(self) -> None:
+        if self._slot is not None:
+            self._slot.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _watch(receive: Receive, buffer: EventBuffer) -> None:
+    """Fail the buffer when the client disconnects, or when the server cannot report it any more (Serve's proxy
+    died)."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception as error:
+        log.debug("the connection of the client cannot be watched any more: %r", error)
+    buffer.fail(ClientGone())
+
+
 class AbandonedRequests:
     """Reports to the pool which requests have no follower at this gateway any more.
 
@@ -260,19 +368,57 @@ class AbandonedRequests:
             del self._tasks[request]
 
 
-class _Earlier(Exception):
-    """The idempotency key names `group`, which asked for the same and had become another request."""
+class ReadSlots:
+    """Limits the concurrent reads of stored requests per tenant. Slots are acquired in the order of the calls.
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group.request)
-        self.group = group
+    A request that is followed from its first token is read and written as a whole by each follower. Without a limit,
+    the followers of one tenant would take all connections to the pool and hold everything that they read in memory.
+    """
+
+    def __init__(self) -> None:
+        self._reads: Counter[str] = Counter()  # current and waiting reads by tenant
+        self._slots: dict[str, asyncio.Semaphore] = {}
+
+    async def acquire(self, tenant: str) -> ReadSlot:
+        """Raises ApiError if too many reads of the tenant wait."""
+        reads = self._reads[tenant]
+        if reads >= MOST_WAITING:
+            text = f"{reads} reads of stored requests of yours wait at this gateway, the maximum; try again later."
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
+        self._reads[tenant] += 1
+        slots = self._slots.setdefault(tenant, asyncio.Semaphore(AT_ONCE))
+        try:
+            await slots.acquire()
+        except BaseException:
+            self._forget(tenant)
+            raise
+
+        def release() -> None:
+            slots.release()
+            self._forget(tenant)
+
+        return ReadSlot(release)
+
+    def _forget(self, tenant: str) -> None:
+        self._reads[tenant] -= 1
+        if not self._reads[tenant]:
+            del self._reads[tenant], self._slots[tenant]
 
 
-def _not_found(request: str) -> ApiError:
-    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+class ReadSlot:
+    """Permission to read until `release`, or for a `with`."""
 
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        self._on_release: Callable[[], None] | None = on_release
 
-def _as_requested(plan: Plan, validated: ValidatedRequest) -> Plan:
-    """The stored plan with the stream options of this follower."""
-    given = validated.plan
-    return replace(plan, include_usage=given.include_usage, continuous_usage=given.continuous_usage)
+    def release(self) -> None:
+        """Can be called repeatedly."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

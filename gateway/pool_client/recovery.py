@@ -10,8 +10,7 @@ import logging
 from dataclasses import replace
 
 from gateway.errors import ApiError, Kind, pool_refusal
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.event_reader import PATIENCE, EventReader
+from gateway.pool_client.event_reader import PATIENCE, EventBuffer, EventReader
 from gateway.pool_client.following import AbandonedRequests
 from services.errors import PoolUnavailable
 from services.logs import about

@@ -1,17 +1,19 @@
-"""RequestRecord: what a gateway notes of a request for its trace and for the line in the log at its end."""
+"""What a gateway notes of a request: `RequestRecord` for its trace and the line in the log at its end, `RequestLatency`
+for the histograms of its time to first token and between tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.answer.plan import Plan
-from gateway.pool_client.event_buffer import EventBuffer
+from gateway.pool_client.event_reader import EventBuffer
 from services.logs import REQUEST, about
 from services.messages import Group, Submission, TokenEvent
-from services.requests import FinishReason
+from services.metrics import Counters
+from services.requests import FinishReason, class_label
 from services.tracing import names
 from services.tracing.tracer import Attributes, Event, OpenSpan, Tracer, is_traceparent, trace_id_of, unix_offset
 
@@ -29,13 +31,13 @@ class RequestRecords:
         self._model = model
         self._gateway = gateway
 
-    def submitted(self, submission: Submission, plan: Plan, received: float | None) -> RequestRecord | None:
-        """The record of a request that is about to be submitted, and that arrived at the loop's time `received`."""
+    def submitted(self, submission: Submission, plan: Plan, arrived_at: float | None) -> RequestRecord | None:
+        """The record of a request that is about to be submitted, and that arrived at the loop's time `arrived_at`."""
         now = asyncio.get_running_loop().time()
-        record = self._record(names.REQUEST, submission.request, submission.tenant, plan, received or now)
+        record = self._record(names.REQUEST, submission.request, submission.tenant, plan, arrived_at or now)
         if record and record.trace and self._tracer:
             offset = unix_offset(now)
-            self._tracer.write(names.VALIDATE, record.trace, (received or now) + offset, now + offset)
+            self._tracer.write(names.VALIDATE, record.trace, (arrived_at or now) + offset, now + offset)
         return record
 
     def resumed(self, group: Group, plan: Plan) -> RequestRecord | None:
@@ -152,3 +154,62 @@ class RequestRecord:
         ended = error or ", ".join(dict.fromkeys(reasons))
         extra = about(self._request, **fields)
         log.info(text, self._request, self._plan.prompt_tokens, tokens, ended, seconds, extra=extra)
+
+
+class RequestLatency:
+    """The latency of a request as its client sees it; all times in seconds of one clock."""
+
+    def __init__(self, counters: Counters, arrived_at: float, submission: Submission) -> None:
+        self._counters = counters
+        self._arrived_at = arrived_at
+        self._tenant, self._priority = submission.tenant, class_label(submission.priority)
+        self._times = {s.id: _Times(len(s.prompt), s.sampling.max_new_tokens) for s in submission.sequences}
+        self._open = len(self._times)  # sequences that have not ended
+
+    def observe(self, events: list[TokenEvent], now: float) -> None:
+        """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
+        fresh: dict[str, int] = {}
+        ended: list[str] = []
+        for event in events:
+            if event.token is not None:
+                fresh[event.id] = fresh.get(event.id, 0) + 1
+            else:
+                ended.append(event.id)
+        for id, tokens in fresh.items():
+            self._tokens(self._times[id], tokens, now)
+        for id in ended:
+            self._ended(self._times[id], now)
+        self._open -= len(ended)
+        if ended and not self._open:
+            longest = max(times.tokens for times in self._times.values())
+            self._counters.observe("vllm:request_max_num_generation_tokens", longest)
+
+    def _tokens(self, times: _Times, tokens: int, now: float) -> None:
+        if times.tokens == 0:
+            times.first = times.last = now
+            ttft, tenant, priority = now - self._arrived_at, self._tenant, self._priority
+            self._counters.observe("vllm:time_to_first_token_seconds", ttft, tenant=tenant, priority=priority)
+            times.tokens, tokens = 1, tokens - 1
+        if tokens:
+            self._counters.observe("vllm:inter_token_latency_seconds", (now - times.last) / tokens, tokens)
+            times.tokens += tokens
+            times.last = now
+
+    def _ended(self, times: _Times, now: float) -> None:
+        observe = self._counters.observe
+        observe("vllm:e2e_request_latency_seconds", now - self._arrived_at)
+        observe("vllm:request_prompt_tokens", times.prompt_tokens)
+        observe("vllm:request_generation_tokens", times.tokens)
+        observe("vllm:request_params_max_tokens", times.max_tokens)
+        if times.tokens > 1:
+            mean = (times.last - times.first) / (times.tokens - 1)
+            observe("vllm:request_time_per_output_token_seconds", mean)
+
+
+@dataclass(slots=True)
+class _Times:
+    prompt_tokens: int
+    max_tokens: int
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0

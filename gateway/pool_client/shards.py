@@ -9,25 +9,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TypeVar
 
 from starlette.types import Receive
 
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.executor import FairExecutor
 from gateway.http.headers import Position
-from gateway.pool_client.generation import Generation
-from gateway.pool_client.shard import Shard
+from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.following import AbandonedRequests, Generation, Generations
+from gateway.pool_client.heartbeat import Heartbeat
+from gateway.pool_client.recovery import Recovery
+from gateway.pool_client.request_record import RequestRecords
 from gateway.validation import ValidatedRequest
+from services.background import keep_running
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.overview import Overview, combined, silent
 from services.pool.pool import RequestPool
-from services.pool.shards import ShardState, Slots, in_shard, shard_of, slot_of
+from services.pool.shards import PoolShard, ShardState, Slots, in_shard, shard_of, slot_of
 
 T = TypeVar("T")
+
+RECONNECT = 0.5  # seconds
+
+log = logging.getLogger(__name__)
 
 
 class Shards:
@@ -42,27 +55,27 @@ class Shards:
     # --- requests ---
 
     async def open(
-        self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, received: float
+        self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, arrived_at: float
     ) -> Generation:
         """Submit a request, or resume it if the client has a position in its stream. Raises as `Generations` does."""
         if position is None:
-            return await self.submit(validated, receive, received)
+            return await self.submit(validated, receive, arrived_at)
         shard = self.of(position.request)
-        return await shard.generations.resume(_placed(validated, shard), position, receive, received)
+        return await shard.generations.resume(_placed(validated, shard), position, receive, arrived_at)
 
     async def submit(
-        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
+        self, validated: ValidatedRequest, receive: Receive | None, arrived_at: float | None, queue: str | None = None
     ) -> Generation:
         """Submit a request to its shard and follow it: see `Generations.submit`."""
         if validated.slot is not None:
             shard = await self._of_slot(validated, validated.slot)
-            return await shard.generations.submit(_placed(validated, shard), receive, received, queue)
+            return await shard.generations.submit(_placed(validated, shard), receive, arrived_at, queue)
         *shards, last = self._by_load()
         sequences, repeatable = len(validated.submission.sequences), not validated.submission.background
         for shard in shards:
             shard.sends(sequences)
             try:
-                return await shard.generations.submit(_placed(validated, shard), receive, received, queue)
+                return await shard.generations.submit(_placed(validated, shard), receive, arrived_at, queue)
             except ApiError as error:
                 if error.kind is not Kind.POOL_FULL:
                     raise
@@ -70,7 +83,7 @@ class Shards:
                 if not repeatable:
                     raise
         last.sends(sequences)
-        return await last.generations.submit(_placed(validated, last), receive, received, queue)
+        return await last.generations.submit(_placed(validated, last), receive, arrived_at, queue)
 
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id: see `Generations.follow`."""
@@ -136,7 +149,7 @@ class Shards:
 
     @property
     def read_at(self) -> float:
-        """When `overview` last changed, in seconds of the loop's clock."""
+        """When `overview` was last read, in seconds of the loop's clock."""
         return max(shard.heartbeat.read_at for shard in self.all)
 
     async def latest_overviews(self) -> dict[int, Overview | None]:
@@ -182,3 +195,73 @@ def _placed(validated: ValidatedRequest, shard: Shard) -> ValidatedRequest:
         return validated
     sequences = [replace(one, id=f"{request}/{one.id.rpartition('/')[2]}") for one in submission.sequences]
     return replace(validated, submission=replace(submission, request=request, sequences=sequences))
+
+
+class Shard:
+    """One pool as this gateway uses it, with its reader of events, its heartbeat and its recovery.
+
+    `gauges` returns what the gateway reports of itself, and `settings` is what it says of its settings."""
+
+    def __init__(
+        self,
+        shard: PoolShard,
+        gateway: str,
+        counters: Counters,
+        executor: FairExecutor,
+        records: RequestRecords,
+        gauges: Callable[[], dict[str, float]],
+        settings: str,
+    ) -> None:
+        self.number, self.state = shard.number, shard.state
+        self.pool = pool = shard.pool
+        self._gateway = gateway
+        self.reader = EventReader(pool, gateway)
+        self._abandoned = AbandonedRequests(pool, gateway, self.reader.follows)
+        self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records)
+        self._recovery = Recovery(pool, self.reader, self._abandoned)
+        self.heartbeat = Heartbeat(pool, gateway, counters, gauges, self.reader.restart, settings)
+        self._sent, self._sent_after = 0, 0.0  # sequences, and the heartbeat since which they were sent
+
+    async def run(self) -> None:
+        """Run until cancelled, also while the pool is unavailable."""
+        await self._connect()
+        await asyncio.gather(
+            keep_running(self.heartbeat.run), keep_running(self.reader.run), keep_running(self._recovery.run)
+        )
+
+    async def stop(self) -> None:
+        """Close the open streams, and unregister from the pool if it is available. To be called after `run` ended."""
+        await self._abandoned.stop()
+        self.reader.fail_all(GatewayStops())
+        with contextlib.suppress(PoolUnavailable):
+            await self.pool.unregister(self._gateway)
+        await self.pool.close()
+
+    def overview(self) -> Overview:
+        """The overview of the last second, at no cost to the pool. Raises PoolUnavailable."""
+        if self.reader.pool_unavailable:
+            raise PoolUnavailable("the pool is unavailable")
+        return self.heartbeat.last_overview()
+
+    def load(self) -> float:
+        """The sequences of the pool for each engine that is ready, as of the last second, with those that this gateway
+        has sent since. Infinite without an engine. Raises PoolUnavailable."""
+        overview = self.overview()
+        if self._sent_after != self.heartbeat.read_at:
+            self._sent, self._sent_after = 0, self.heartbeat.read_at
+        sequences, engines = overview.waiting + overview.running + self._sent, overview.ready_engines
+        return sequences / engines if engines else inf
+
+    def sends(self, sequences: int) -> None:
+        """Count sequences that are about to be submitted."""
+        self._sent += sequences
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                return await self.pool.connect()
+            except PoolUnavailable as error:
+                log.warning("waiting for the pool: %s", error)
+            except Exception:
+                log.exception("connecting to the pool failed; it is tried again")
+            await asyncio.sleep(RECONNECT)

@@ -1,7 +1,7 @@
 """The server-sent events of a response.
 
-`sequence_number` is a function of token indices (see `gateway.answer.steps`). The opening events are 0 and 1. Without a
-parser 2 and 3 open the message before its first token; with a parser an item is opened when its first part comes.
+`sequence_number` is a function of token indices (see `gateway.answer.items`). The opening events are 0 and 1. Without a
+parser 2 and 3 add the message before its first token; with a parser an item is added when its first part comes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.answer.choice import UNANSWERED
+from gateway.answer.items import ADDED, DELTA, OutputItem, Transcript
 from gateway.answer.parts import PartKind
-from gateway.answer.steps import ADD, OPEN, Steps
-from gateway.answer.transcript import Item, Transcript
 from gateway.errors import ApiError
 from gateway.responses.objects import ResponseHead, content_part, empty_response, new_item, output_item, response
 from services.messages import TokenEvent
@@ -35,12 +34,11 @@ class ResponseEventWriter:
     def __init__(self, head: ResponseHead, transcript: Transcript, after: int = -1, with_ids: bool = False) -> None:
         self._head = head
         self._transcript = transcript
-        self._steps = Steps(transcript, LAST_OPENING, after)
         self._after = after
         self._created = self._opened = self._failed = False
         self._last = max(after, 0)  # the number of the last event written
         self._id = b"id: " + head.id.encode() + b":" if with_ids else None
-        self._delta_item: Item | None = None
+        self._delta_item: OutputItem | None = None
         self._delta_kind = self._delta_head = b""
         self._scored = False  # deltas of the item have log probabilities
 
@@ -57,17 +55,18 @@ class ResponseEventWriter:
     def write(self, events: list[TokenEvent]) -> bytes:
         """The frames of `events`, including the closing ones after the end; b"" while their text is held back."""
         frames = [] if self._created else [self.created()]
-        steps = self._steps.take(events)
+        changes = self._transcript.events_of(events, self._after - LAST_OPENING)
         end = self._transcript.end
         if not self._opened and (end is None or end.reason not in UNANSWERED or self._transcript.num_events > 1):
             frames += self._opening()
         if end is not None and end.reason is not FinishReason.ERROR and self._opened:
-            steps += self._steps.close()
-        for move, item, number, text, logprobs in steps:
-            if move is ADD:
+            changes += self._transcript.done()
+        for change, item, place, text, logprobs in changes:
+            number = LAST_OPENING + place
+            if change is DELTA:
                 frames.append(self._delta(item, number, text, logprobs))
             else:
-                frames += self._open(item, number) if move is OPEN else self._close(item, number)
+                frames += self._added(item, number) if change is ADDED else self._item_done(item, number)
         if end is not None:
             frames.append(self._closing())
         return b"".join(frames)
@@ -83,9 +82,9 @@ class ResponseEventWriter:
     def _opening(self) -> list[bytes]:
         self._opened = True
         frames = [self._event("response.in_progress", 1, {"response": empty_response(self._head, "in_progress")})]
-        return frames if self._transcript.parsed else frames + self._open(self._transcript.items[0], 2)
+        return frames if self._transcript.parsed else frames + self._added(self._transcript.items[0], 2)
 
-    def _open(self, item: Item, number: int) -> list[bytes]:
+    def _added(self, item: OutputItem, number: int) -> list[bytes]:
         """A call has no content part."""
         added = {"output_index": item.index, "item": new_item(self._head, item)}
         frames = [self._event("response.output_item.added", number, added)]
@@ -94,7 +93,7 @@ class ResponseEventWriter:
             frames.append(self._event("response.content_part.added", number + 1, part))
         return frames
 
-    def _close(self, item: Item, number: int) -> list[bytes]:
+    def _item_done(self, item: OutputItem, number: int) -> list[bytes]:
         text = item.text
         done, place = DELTAS[item.kind] + ".done", self._place(item)
         if item.kind is PartKind.CALL:
@@ -113,13 +112,15 @@ class ResponseEventWriter:
         """OpenAI has no event for a cancelled response: it is incomplete, with the status `cancelled`."""
         whole = response(self._head, self._transcript)
         kind = "incomplete" if whole["status"] == "cancelled" else whole["status"]
-        return self._event(f"response.{kind}", self._steps.end + CLOSING, {"response": whole})
+        return self._event(
+            f"response.{kind}", LAST_OPENING + self._transcript.last_number + CLOSING, {"response": whole}
+        )
 
-    def _place(self, item: Item) -> dict[str, Any]:
+    def _place(self, item: OutputItem) -> dict[str, Any]:
         place = {"item_id": self._head.id_of(item), "output_index": item.index}
         return place if item.kind is PartKind.CALL else place | {"content_index": 0}
 
-    def _delta(self, item: Item, number: int, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    def _delta(self, item: OutputItem, number: int, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
         if number <= self._after or not (text or logprobs):
             return b""
         if item is not self._delta_item:
@@ -129,7 +130,7 @@ class ResponseEventWriter:
             data += b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]")
         return self._frame(self._delta_kind, number, data + b',"sequence_number":%d}' % number)
 
-    def _begin_deltas(self, item: Item) -> None:
+    def _begin_deltas(self, item: OutputItem) -> None:
         """The constant parts of deltas are encoded once for each item, because every token takes this path."""
         self._delta_item, self._scored = item, item.kind is PartKind.TEXT
         self._delta_kind = DELTAS[item.kind].encode() + b".delta"

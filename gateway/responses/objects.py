@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answer.choice import failure
-from gateway.answer.parts import PartKind, call_id
+from gateway.answer.choice import call_id, failure
+from gateway.answer.items import OutputItem, Transcript
+from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
-from gateway.answer.transcript import Item, Transcript
 from gateway.errors import Kind
 from services.messages import End
 from services.requests import FinishReason
@@ -41,12 +41,12 @@ class ResponseHead:
         """The part of the response's id that the ids of its items share."""
         return self.id.removeprefix(AnswerKind.RESPONSE.prefix)
 
-    def id_of(self, item: Item) -> str:
+    def id_of(self, item: OutputItem) -> str:
         """The id of an output item, the same at every gateway."""
         place = f"_output_{item.index}" if item.index else ""
         return _PREFIXES[item.kind] + self.suffix + place
 
-    def call_id(self, item: Item) -> str:
+    def call_id(self, item: OutputItem) -> str:
         """The id by which the output of the called tool names the call."""
         return "call_" + call_id(self.id, 0, item.call)
 
@@ -77,12 +77,12 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     return made
 
 
-def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
+def new_item(head: ResponseHead, item: OutputItem) -> dict[str, Any]:
     """The item as it is when it is added: without content."""
     return _item(head, item, "in_progress", "", [])
 
 
-def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
+def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) -> dict[str, Any]:
     """The item with what it has so far. All items but the last are complete. The last is if the model or a stop ended
     the answer; a call is unless it is cut."""
     end, status = transcript.end, "completed"
@@ -101,7 +101,9 @@ def content_part(kind: PartKind, text: str = "", logprobs: Sequence[dict[str, An
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _item(
+    head: ResponseHead, item: OutputItem, status: str, text: str, content: list[dict[str, Any]]
+) -> dict[str, Any]:
     id = head.id_of(item)
     match item.kind:
         case PartKind.TEXT:

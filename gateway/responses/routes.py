@@ -1,4 +1,5 @@
-"""OpenAI's routes for responses: create, retrieve, cancel, delete, list the input, count its tokens."""
+"""OpenAI's Responses API: the endpoint of responses, and the routes that retrieve, cancel and delete one, list its
+input and count its tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +10,13 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.answer.streaming import EventStream, whole_response
+from gateway.answer.plan import AnswerKind
+from gateway.endpoint import Endpoint
 from gateway.errors import ApiError, Kind
-from gateway.gateway import gateway_of
+from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import (
     BODY_ERRORS,
-    GENERATION_ERRORS,
-    GENERATION_HEADERS,
     LAST_EVENT_ID,
     POOL_ERRORS,
     documented,
@@ -24,6 +24,7 @@ from gateway.http.documented import (
 )
 from gateway.http.headers import Caller, Position
 from gateway.http.pages import AFTER, ORDER, limit_parameter
+from gateway.pool_client.following import Generation
 from gateway.responses.events import ResponseEventWriter
 from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, PageQuery, page_of_items
 from gateway.responses.stored import StoredResponse, find_response, follow_until_stored, stored_response
@@ -36,6 +37,8 @@ from gateway.schemas.response_answers import (
     ResponseObject,
 )
 from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
+from gateway.streaming import EventStream, whole_response
+from gateway.validation import ValidatedRequest
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the end of the response
 MAX_DIGITS = 10  # of `starting_after`
@@ -58,35 +61,43 @@ PAGE = (limit_parameter(DEFAULT_LIMIT, MAX_LIMIT), ORDER, AFTER, INCLUDE)
 router = APIRouter(prefix="/v1/responses")
 
 
-@router.post(
-    "",
-    **documented(
-        takes=ResponseRequest,
-        gives=ResponseObject,
-        streams=ResponseEvent,
-        parameters=GENERATION_HEADERS,
-        errors=GENERATION_ERRORS,
-    ),
-)
-async def create(request: Request) -> Response:
+class Responses(Endpoint[ResponseRequest]):
     """Answers a text or a conversation: as a whole, as a stream, or in the background."""
-    gateway, received = gateway_of(request), _now()
-    with gateway.rejections_counted():
-        fields = await parse(request, ResponseRequest)
-        caller, position = _caller(request, fields), _position(request, bool(fields.stream))
-        validated = await validate_response(gateway, fields, caller)
-        receive = request.receive if fields.stream or not fields.background else None
-        generation = await gateway.shards.open(validated, position, receive, received)
-        stored = await stored_response(gateway, generation, caller.work_queue)
-    if fields.stream:
-        after = position.counts[0] if position else -1
-        return _streaming_response(stored, after, with_ids=caller.resumable or position is not None)
-    if not stored.head.background:
-        return await whole_response(stored.generation, stored)
-    try:
-        return await _current(stored)
-    finally:
-        follow_until_stored(stored, gateway.shards.of(stored.head.id).pool)
+
+    name = "create"
+    path = "/v1/responses"
+    kind = AnswerKind.RESPONSE
+    schema = ResponseRequest
+    answer_type, event_type = ResponseObject, ResponseEvent
+    stored = True
+
+    def headers(self, request: Request, fields: ResponseRequest) -> tuple[Caller, Position | None]:
+        caller, position = Caller.of(request), _position(request, bool(fields.stream))
+        return (replace(caller, resumable=True, background=True) if fields.background else caller), position
+
+    async def validate(self, gateway: Gateway, fields: ResponseRequest, caller: Caller) -> ValidatedRequest:
+        return await validate_response(gateway, fields, caller)
+
+    async def answer(self, gateway: Gateway, generation: Generation, queue: str) -> StoredResponse:
+        return await stored_response(gateway, generation, queue)
+
+    async def stream(
+        self, gateway: Gateway, generation: Generation, position: Position | None, with_ids: bool, request: Request
+    ) -> Response:
+        with gateway.rejections_counted():
+            stored = await self.answer(gateway, generation, request.state.tenant)
+        return _streaming_response(stored, position.counts[0] if position else -1, with_ids)
+
+    async def whole(self, gateway: Gateway, generation: Generation, caller: Caller) -> Response:
+        """In the background: the response as it stands. It is followed until the pool has stored it."""
+        with gateway.rejections_counted():
+            stored = await self.answer(gateway, generation, caller.work_queue)
+        if not caller.background:
+            return await whole_response(generation, stored)
+        try:
+            return await _current(stored)
+        finally:
+            follow_until_stored(stored, gateway.shards.of(generation.request).pool)
 
 
 @router.post(
@@ -96,7 +107,7 @@ async def create(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
     gateway = gateway_of(request)
-    fields = await parse(request, InputTokensRequest)
+    fields = await parse(request, InputTokensRequest, gateway.limits)
     count = await input_token_count(gateway, fields, Caller.of(request))
     return _json({"object": "response.input_tokens", "input_tokens": count})
 
@@ -141,11 +152,6 @@ async def delete(request: Request, id: str) -> Response:
     with await find_response(gateway, id, request.state.tenant):
         await gateway.shards.of(id).pool.delete(id)
     return _json({"id": id, "object": "response", "deleted": True})
-
-
-def _caller(request: Request, fields: ResponseRequest) -> Caller:
-    caller = Caller.of(request)
-    return replace(caller, resumable=True, background=True) if fields.background else caller
 
 
 def _streaming_response(stored: StoredResponse, after: int, with_ids: bool) -> Response:

@@ -11,13 +11,13 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
+from gateway.answer.items import OutputItem, transcript_of
 from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
-from gateway.answer.transcript import Item, transcript_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation, size_of
+from gateway.pool_client.following import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from services.background import start
@@ -114,7 +114,7 @@ class StoredResponse:
             await self.generation.work(size_of(events), self.add, events)
 
 
-def _as_message(head: ResponseHead, item: Item) -> Message:
+def _as_message(head: ResponseHead, item: OutputItem) -> Message:
     match item.kind:
         case PartKind.TEXT:
             return Message(role="assistant", content=item.text)

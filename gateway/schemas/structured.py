@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.http.json_size import too_many
+from gateway.schemas.json_size import too_many
 from gateway.schemas.strict import Strict, contradiction, only, too_deep, too_long, unsupported
 
 JsonObject = dict[str, Any]

@@ -23,6 +23,7 @@ from load.chaos.workload import paper_prompts, poison, requests
 from load.server import OrcaServer
 from load.trace import HttpRequest
 
+KEEP_ENDED = 3600.0  # seconds: the checker reads what ended before
 IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
 
 
@@ -143,7 +144,7 @@ class Ground(ABC):
 
     def flags(self) -> list[str]:
         """The flags of each `orca serve`."""
-        flags = ["--model", self.options.model, "--dtype", "float32", "--keep-ended", "3600"]
+        flags = ["--model", self.options.model, "--dtype", "float32"]
         return [*flags, *self.options.serve]
 
 
@@ -193,7 +194,7 @@ class OwnPool(Ground):
         return [unix + i.time + 1.0 for i in made if FAULTS[i.fault].takes_pool]
 
     def _start(self, port: int = 0) -> OrcaServer:
-        server = OrcaServer(self.data, *self.flags(), port=port)
+        server = OrcaServer(self.data, *self.flags(), port=port, keep_ended=KEEP_ENDED)
         server.__enter__()
         keep_history(self.data)
         return server

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from load.chaos.faults import Fault
-from load.chaos.grounds import ChaosOptions, Ground, History, Injection
+from load.chaos.grounds import KEEP_ENDED, ChaosOptions, Ground, History, Injection
 from load.chaos.history import Record
 from load.chaos.sentinels import Sentinels, Server
 from load.chaos.site import Site
@@ -58,7 +58,7 @@ class SentinelPool(Ground):
         exits.push_async_callback(self._finish)
         (data := options.folder / "data").mkdir()
         pool = ["--redis-url", self._sentinels.url, "--wait-replicas", str(options.wait_replicas), "--gateways", "2"]
-        self.site = Site(OrcaServer(data, *self.flags(), *pool))
+        self.site = Site(OrcaServer(data, *self.flags(), *pool, keep_ended=KEEP_ENDED))
         exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
         await asyncio.to_thread(self.site.server.__enter__)
         self.url = self.site.server.url

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from load.chaos.aof import read_transactions
 from load.chaos.faults import Fault, signal_to, stop_for
-from load.chaos.grounds import ChaosOptions, Ground, History, Injection
+from load.chaos.grounds import KEEP_ENDED, ChaosOptions, Ground, History, Injection
 from load.chaos.history import Delivery, End, Record
 from load.chaos.site import Site, keep_history
 from load.chaos.streams import Outcome
@@ -44,7 +44,7 @@ class Shards(Ground):
             keep_history(server.data_dir)
         (data := options.folder / "data").mkdir()
         of_shards = ["--engines", str(options.shards), "--redis-url", urls_of(self._servers)]
-        self.site = Site(OrcaServer(data, *self.flags(), *of_shards))
+        self.site = Site(OrcaServer(data, *self.flags(), *of_shards, keep_ended=KEEP_ENDED))
         exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
         await asyncio.to_thread(self.site.server.__enter__)
         self.url = self.site.server.url

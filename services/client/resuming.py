@@ -46,13 +46,13 @@ class ResumableRequest:
         return {"Idempotency-Key": self.key} | ({"Last-Event-ID": last} if last else {})
 
     def broken(self, why: str) -> float:
-        """The connection broke, or the stream ended too early."""
+        """Note that the connection broke or the stream ended too early; return the seconds to wait."""
         if self._answer.chunks and not self._answer.last_id:
             raise StreamError(f"{why}, and its events have no id to go on from")
         return self._again(why)
 
     def refused(self, status: int, retry_after: str | None, body: bytes) -> float:
-        """The server answered with a status other than 200."""
+        """Note that the server answered with a status other than 200; return the seconds to wait."""
         error = _openai_error(body)
         why = f"status {status}: {error.get('message') if error else body[:200].decode(errors='replace')}"
         if error and error.get("code") == "request_not_found" and self._answer.last_id:

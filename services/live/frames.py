@@ -99,7 +99,7 @@ class FrameBatch:
 
     @classmethod
     def unpack(cls, message: bytes) -> FrameBatch:
-        """Raises Unreadable."""
+        """Return the frames in a message of the pool. Raises Unreadable for one of another build."""
         return wire.unpack(cls, message)
 
     def json(self, tenant: str) -> bytes:

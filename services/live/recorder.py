@@ -37,7 +37,7 @@ class ObservedScheduler(Protocol):
     """What the recorder reads of a scheduler."""
 
     def find(self, id: str) -> ObservedRequest | None:
-        """Return a request that has not ended; None if it is not here."""
+        """Return the request of this scheduler that has not ended; None if it has none of that id."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Recorder(Observer):
             self._requests.pop(id, None)
 
     def started(self, iteration: Iteration) -> None:
-        """Note an iteration that was just selected."""
+        """Note an iteration that the scheduler has just selected."""
         if not self.watched:
             return
         find = self._scheduler.find

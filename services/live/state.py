@@ -70,7 +70,8 @@ class RecentOverviews:
         return [round(seconds * 1000, 1) for seconds in found if seconds is not None] or None
 
     def state(self, at: float, model: str, demo: bool, epochs: Mapping[str, str]) -> dict[str, Any]:
-        """Return the data of the event. `at` is the Unix time in seconds, `epochs` are those of the last frames."""
+        """Return the data of the event. `at` is the Unix time in seconds, `epochs` are the epochs of the last frames,
+        by engine."""
         assert self._overviews, "no overview was added"
         overview = self._overviews[-1][1]
         return {
@@ -105,5 +106,5 @@ def _engine(seat: Seat, demo: bool, epoch: str | None) -> dict[str, Any]:
 
 
 def _increase(before: float, after: float) -> float:
-    """By how much a sum has grown. One that shrank belongs to another pool, and counts from 0."""
+    """Return by how much a sum has grown. A sum that shrank belongs to another pool, and counts from 0."""
     return after - before if after >= before else after

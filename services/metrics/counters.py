@@ -22,8 +22,8 @@ class Counters:
     """
 
     def __init__(self, tenants: Collection[str] = ()) -> None:
-        """`tenants`, and the default one, have metrics of their own. Those of all others are added up, so that the
-        number of series does not grow with the number of tenants."""
+        """The default tenant and each of `tenants` have metrics of their own. The metrics of all other tenants are
+        added up, so that the number of series does not grow with the number of tenants."""
         self._tenants = frozenset({DEFAULT, *tenants})
         self._sums: dict[str, float] = defaultdict(float)
 
@@ -50,7 +50,7 @@ class Counters:
             self._sums[series] += by
 
     def _bounded(self, labels: dict[str, str]) -> Iterable[tuple[str, str]]:
-        """The labels and their values, of which there are few."""
+        """Return the labels with values of which there are few: a tenant without metrics of its own is `other`."""
         if "tenant" in labels and labels["tenant"] not in self._tenants:
             labels["tenant"] = OTHER
         return labels.items()
@@ -68,7 +68,7 @@ def total(sums: Mapping[str, float], name: str) -> float:
 
 
 def buckets(sums: Mapping[str, float], histogram: str) -> list[float]:
-    """Return how often a histogram has counted in each of its buckets and above them, over all its labels."""
+    """Return how often a histogram has counted in each bucket and above the last one, over all labels."""
     found: dict[str, float] = defaultdict(float)
     for series, value in sums.items():
         if series.startswith(f"{histogram}_bucket|"):
@@ -83,7 +83,8 @@ def _counter_series(name: str, *labels: tuple[str, str]) -> str:
 
 @cache
 def _histogram_series(name: str, *labels: tuple[str, str]) -> tuple[tuple[float, ...], list[str], str]:
-    """The buckets of a histogram, the series that count in them and above them, and the series of the sum."""
+    """Return the buckets of a histogram, the series that count in each bucket and above the last one, and the series of
+    the histogram's sum."""
     histogram = HISTOGRAMS[name]
     counted = _series(f"{name}_bucket", histogram.labels, labels)
     counts = [f"{counted}|{bound}" for bound in (*histogram.buckets, "+Inf")]

@@ -64,7 +64,7 @@ def render(overviews: Mapping[int, Overview | None], model_name: str, wanted: Wa
 
 
 class _Page:
-    """The metrics of all pools, and those of the gateways, which have registered in each pool, once."""
+    """The metrics of all pools, and once the metrics of the gateways, which have registered in each pool."""
 
     def __init__(self, overviews: Mapping[int, Overview | None], model_name: str, wanted: Wanted) -> None:
         self._overviews = overviews
@@ -82,7 +82,7 @@ class _Page:
         yield from self._gateway_figures()
 
     def _metrics(self, place: int, overview: Overview | None) -> Iterable[Metric]:
-        """The metrics of the pool that is the settings' shard `place`."""
+        """Yield the metrics of the pool at index `place` of the shards in the settings."""
         name = "orca:pool_answers"
         answers = GaugeMetricFamily(name, POOL_GAUGES[name], labels=(MODEL,))
         answers.add_metric((self._model,), overview is not None)
@@ -181,8 +181,8 @@ class _Collector:
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
     ) -> Iterable[tuple[tuple[str, ...], float]]:
-        """The sums by their labels. Series whose labels have known values are there from the start: Prometheus' `rate`
-        does not see the first increment of a series that appears with it."""
+        """Yield the sums by the values of their labels. A series whose labels have known values is there from the
+        start: Prometheus' `rate` does not see the first increment of a series that appears with it."""
         zeros = dict.fromkeys(product(*(self._known.get(label, ()) for label in labels)), 0.0)
         return ((values, value) for values, value in (zeros | dict(sums)).items() if len(values) == len(labels))
 

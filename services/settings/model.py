@@ -36,8 +36,8 @@ def _tokenizer(name: str) -> str:
 
 
 def _template(given: str) -> str:
-    """Return the template in the file `given`, or `given` if it is a template itself. So the template is read once, and
-    all processes of the server have the same."""
+    """Return the template in the file `given`, or `given` if it is a template itself. The file is read once, so that
+    all processes of the server have one template."""
     if not given:
         return given
     template, where = given, ""
@@ -90,7 +90,8 @@ def _override(values: dict[str, int | float]) -> dict[str, int | float]:
 
 
 def method(given: str) -> str:
-    """Return the quantization method `given` in lower case, as in the checkpoints that it is the method of."""
+    """Return the quantization method `given` in lower case, as checkpoints name it. Raises ValueError for a method that
+    is not served."""
     if given:
         from services.models.quantization import KERNELS, SERVED  # takes 25 ms, and few users set it
 
@@ -106,11 +107,8 @@ class ModelSettings(BaseSettings):
         str,
         Section.API,
         AfterValidator(_model),
-        Field(description="a transformers folder, a GGUF file, a hub id, or 'default'"),
+        Field(description="a transformers folder, a GGUF file, a hub id or REPOSITORY@REVISION, or 'default'"),
     ] = "default"
-    revision: Annotated[
-        str, Field(description="branch, tag or commit of a hub id; the same as model REPOSITORY@REVISION")
-    ] = ""
     served_model_name: Annotated[
         Names, Field(description="names of the model in the API, the first in answers; none: derived from the model")
     ] = ()
@@ -141,11 +139,11 @@ class ModelSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _with_revision(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Make `revision` a part of the model's name, which is all that other parts know."""
-        revision = values.get("revision")
-        if not revision:
+        """Make `revision`, vLLM's name, a part of the model's name, which is all that other parts know."""
+        values = dict(values)
+        if not (revision := values.pop("revision", "")):
             return values
         model = str(values.get("model", "default"))
         if model == "default" or "@" in model or Path(model).expanduser().exists():
             raise ValueError(f"revision={revision} is for a hub id without one, not for model={model}")
-        return values | {"model": f"{model}@{revision}", "revision": ""}
+        return values | {"model": f"{model}@{revision}"}

@@ -22,6 +22,8 @@ VLLM_FLAGS = {
     "--shutdown-timeout": "drain_timeout",
     "-q": "quantization",
 }
+# names of vLLM whose values become a part of another setting, which Settings does
+PARTS = {"revision": "model"}
 # flags of `vllm serve` that are refused, with what to do instead
 VLLM_REFUSED = {
     "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
@@ -69,14 +71,14 @@ def own_flag(argument: str, switches: Container[str]) -> str:
     return f"--{'no-' * (flag != positive)}{_hyphens(setting)}{equals}{value}"
 
 
-def own_name(key: str, known: Iterable[str]) -> str:
+def own_name(key: str, known: Iterable[str], accepted: Iterable[str]) -> str:
     """Return the setting that `key` of a settings file names: our flag or that of vLLM without its leading
-    dashes, with '-' or '_'.
+    dashes, with '-' or '_'. `accepted` are further names, which are not suggested.
 
     Raises UsageError if the name is unknown or refused.
     """
     name, flag = key.replace("-", "_"), f"--{_hyphens(key)}"
-    if name in known:
+    if name in known or name in accepted:
         return name
     if flag in VLLM_FLAGS:
         return VLLM_FLAGS[flag]

@@ -1,4 +1,4 @@
-"""Settings of the pool: its server or its shards, its files, and how long it keeps what."""
+"""Settings of the pool: its server or its shards, how durable it is, and its folders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class PoolSettings(BaseSettings):
         PoolUrl,
         Section.POOL,
         Field(
-            description="URL of the pool's server, or of several shards: '0=URL 1=URL'; empty: start one as a child "
-            "process"
+            description="URL of the pool's server, or of several shards: '0=URL 1=URL', or the file that holds it; "
+            "empty: start one as a child process"
         ),
     ] = SecretStr("")
-    redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
     pool: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in the server")
     ] = "default"
@@ -48,14 +47,6 @@ class PoolSettings(BaseSettings):
         ),  # working folders of processes differ
         Field(description="folder of files and batches, shared by all nodes; empty: in data_dir"),
     ] = ""
-    lease: Annotated[float, Field(ge=3, description="seconds for which a seat is held without renewal")] = 5.0
-    keep_ended: Annotated[float, Field(ge=1, description="seconds for which an ended request can be read")] = 600.0
-    grace: Annotated[
-        float,
-        Field(
-            ge=1, description="seconds for which a resumable request, or one whose gateway died, runs without a client"
-        ),
-    ] = 60.0
 
     @property
     def shards(self) -> tuple[ShardUrl, ...]:

@@ -57,13 +57,6 @@ class SchedulingSettings(BaseSettings):
             description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
         ),
     ] = "fcfs"
-    ageing: Annotated[
-        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that count as much as one class")
-    ] = 60.0
-    ttft_target: Annotated[
-        float,
-        Field(gt=0, le=3600, description="order=priority: default target in seconds for the time to the first token"),
-    ] = 10.0
     max_batch_size: Annotated[int, Field(ge=1, description="maximum number of requests in one iteration")] = 32
     token_budget: Annotated[
         int,

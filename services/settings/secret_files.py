@@ -12,19 +12,8 @@ from typing import Any
 from services.errors import UsageError
 from services.settings.types import hash_of
 
-POOL = ("redis_url", "redis_url_file")
 log = logging.getLogger(__name__)
 _LINE = re.compile(r"(?P<tenant>[^\s:#\"']+)\s*:\s*(?P<key>[!-~]+)")
-
-
-def override(values: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` updated with those of a `source` of higher precedence. A source that sets the pool's URL, or the
-    file that holds it, sets both. Raises UsageError if it sets both to something.
-    """
-    if all(source.get(name) for name in POOL):
-        raise UsageError("redis_url, redis_url_file: name one of them")
-    kept = {} if any(name in source for name in POOL) else {name: values[name] for name in POOL if name in values}
-    return {name: value for name, value in values.items() if name not in POOL} | kept | dict(source)
 
 
 def resolve(values: dict[str, Any]) -> dict[str, Any]:
@@ -34,14 +23,25 @@ def resolve(values: dict[str, Any]) -> dict[str, Any]:
     the name of a file that cannot be read or has a wrong format, never with its content.
     """
     values = dict(values)
-    if file := values.pop("redis_url_file", ""):
-        values["redis_url"] = _read("redis_url_file", file).strip()
-        _warn_if_public("redis_url_file", file)
+    url = values.get("redis_url")
+    if isinstance(url, str) and url and "://" not in url:
+        values["redis_url"] = _read_url(url)
     if file := values.pop("api_keys_file", ""):
         keys, named = _read_keys(file), values.get("api_keys", {})
         if isinstance(named, dict):  # another type is an error that pydantic reports
             values["api_keys"] = _merge(keys, named, f"api_keys_file: {file}")
     return values
+
+
+def _read_url(file: str) -> str:
+    """Return the URL, or those of several shards, in a file."""
+    if "@" in file and not Path(file).exists():  # a URL without its scheme, whose password no message repeats
+        raise UsageError("redis_url: is no URL, as redis://HOST:PORT/0, nor the name of a file that is there")
+    url = _read("redis_url", file).strip()
+    if "://" not in url:
+        raise UsageError(f"redis_url: {file}: holds no URL, as redis://HOST:PORT/0")
+    _warn_if_public("redis_url", file)
+    return url
 
 
 def _read_keys(file: str) -> dict[str, str]:

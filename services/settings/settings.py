@@ -14,9 +14,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.files import absolute_folder, user_cache
 from services.settings.addresses import is_loopback, normalize
-from services.settings.autoscaling import AutoscalingSettings
+from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
-from services.settings.observability import ObservabilitySettings
+from services.settings.names import PARTS
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
@@ -24,21 +24,20 @@ from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey,
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
+DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
 # settings whose value is not repeated in any message
-SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
-# variables with our prefix: the folder of the tests' schemas, and a GGUF file that they read
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF"})
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url"})
+# variables with our prefix: the folder of the tests' schemas, a GGUF file that they read, and constants that they set
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF", "ORCA_CONSTANTS"})
 
 
-class Settings(
-    ObservabilitySettings,
-    BoundSettings,
-    PoolSettings,
-    AutoscalingSettings,
-    SchedulingSettings,
-    ModelSettings,
-    BaseSettings,
-):
+def _collector(url: str) -> str:
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("is not the URL of a collector that takes OTLP over HTTP, as http://localhost:4318/v1/traces")
+    return url
+
+
+class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -57,18 +56,37 @@ class Settings(
             description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
         ),
     ] = []
+    gateways: Annotated[int, Field(ge=1, description="number of gateway replicas")] = 2
+    allowed_origins: Annotated[
+        Words,
+        Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
+    ] = []
+    disable_ui: Annotated[
+        bool,
+        Field(
+            description="serve no live page at /ui; it shows each key's owner the load, without ids of other tenants"
+        ),
+    ] = False
+    drain_timeout: Annotated[
+        float,
+        Field(ge=0, description="seconds for which a stopping replica waits for its streams"),
+    ] = 10.0
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
+    ] = "refuse"
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
+
+    engines: Annotated[
+        int, Section.ENGINE, Field(ge=1, description="number of engines, each with its own scheduler")
+    ] = 1
     cache_dir: Annotated[
         Path,
-        Section.ENGINE,
         AfterValidator(absolute_folder),
         Field(description="folder of converted models and compiled kernels"),
     ] = user_cache()
-
-    engines: Annotated[int, Field(ge=1, description="number of engines, each with its own scheduler")] = 1
-    gateways: Annotated[int, Section.API, Field(ge=1, description="number of gateway replicas")] = 2
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda if there is a GPU")
-    ] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda if there is a GPU")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="auto: bfloat16 if the device computes it faster, else float32"),
@@ -124,21 +142,25 @@ class Settings(
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1
-    placement_group_strategy: Annotated[
-        Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"],
-        Field(description="Ray's strategy for the ranks of an engine; all but STRICT_PACK may use several nodes"),
-    ] = "STRICT_PACK"
-    demo: Annotated[
-        bool,
-        Section.TESTING,
-        Field(description="orca serve: the page at /ui can kill the engine and the scheduler; host must be loopback"),
-    ] = False
-    null_engine: Annotated[
-        bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
-    ] = False
-    null_iteration: Annotated[
-        float, Section.TESTING, Field(ge=0, description="seconds that an iteration of a null engine takes at least")
-    ] = 0.0
+
+    max_engines: Annotated[
+        int,
+        Section.AUTOSCALING,
+        Field(ge=0, description="maximum number of engines, of which `engines` start; 0: always `engines`"),
+    ] = 0
+    min_engines: Annotated[int, Field(ge=1, description="minimum number of engines, with max_engines")] = 1
+    max_gateways: Annotated[
+        int,
+        Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
+    ] = 0
+    upscale_delay: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds for which more must be needed before engines or gateways are added; they are removed "
+            f"when less was needed for {DOWNSCALE} times as long",
+        ),
+    ] = 10.0
 
     api_key: Annotated[
         Keys,
@@ -151,66 +173,46 @@ class Settings(
     ] = {}
     api_keys_file: Annotated[str, Field(description="file of further API keys or hashes: lines 'tenant: key'")] = ""
     allow_no_keys: Annotated[bool, Field(description="allow other machines to use the API without keys")] = False
-    allowed_origins: Annotated[
-        Words,
-        Section.API,
-        Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
-    ] = []
-    allow_credentials: Annotated[bool, Field(description="CORS: pages may send credentials such as cookies")] = False
-    allowed_methods: Annotated[Words, Field(description="CORS: methods that pages may use, in the same format")] = ["*"]
-    allowed_headers: Annotated[Words, Field(description="CORS: headers that pages may send, in the same format")] = [
-        "*"
-    ]
-    disable_ui: Annotated[
+
+    log_format: Annotated[
+        Literal["text", "json"],
+        Section.OBSERVABILITY,
+        Field(description="format of the processes' logs; json: one object per line, with ids of requests and traces"),
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Field(description="the least level of Orca's messages in the logs"),
+    ] = "info"
+    enable_log_requests: Annotated[
         bool,
-        Section.API,
-        Field(
-            description="serve no live page at /ui; it shows each key's owner the load, without ids of other tenants"
-        ),
+        Field(description="log a line at the end of each request: its tokens, its times and how it ended, no text"),
     ] = False
-    drain_timeout: Annotated[
-        float,
-        Field(ge=0, description="seconds for which a stopping replica waits for its streams"),
-    ] = 10.0
+    otlp_traces_endpoint: Annotated[
+        str,
+        AfterValidator(_collector),
+        Field(description="URL to which OpenTelemetry traces are sent, by OTLP over HTTP; empty: no traces"),
+    ] = ""
+
+    demo: Annotated[
+        bool,
+        Section.TESTING,
+        Field(description="orca serve: the page at /ui can kill the engine and the scheduler; host must be loopback"),
+    ] = False
+    null_engine: Annotated[bool, Field(description="run an engine without a model, to measure everything else")] = False
     deadly_token: Annotated[
         int,
-        Section.TESTING,
         Field(
             ge=-1, description="an engine kills itself when it has to compute this token id, to test faults; -1: none"
         ),
     ] = -1
-    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="maximum bytes of an HTTP body")] = (
-        8 << 20
-    )
-    max_file_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of a file")] = 200 << 20
-    max_tenant_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of all files of a tenant")] = 10 << 30
-    max_batch_lines: Annotated[int, Field(ge=1, description="maximum number of lines in a batch")] = 50_000
-    lines_in_flight: Annotated[
-        int, Field(ge=1, description="maximum number of batch lines that a gateway has in the pool at once")
-    ] = 64
-    unknown_fields: Annotated[
-        Literal["refuse", "ignore"],
-        Section.API,
-        Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
-    ] = "refuse"
-    tool_call_parser: ToolCallParser = "auto"
-    reasoning_parser: ReasoningParser = "auto"
-    completion_max_tokens: Annotated[
-        int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
-    ] = 16
-    chat_max_tokens: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="default max_tokens of chat, or less if less fits; 0: that of generation_config, or 1024",
-        ),
-    ] = 0
+
+    constants: Constants = Constants()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
         self.check_scheduling()
-        self.check_autoscaling(self.engines, self.gateways)
+        self._check_autoscaling()
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:
@@ -226,10 +228,16 @@ class Settings(
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
 
-    @property
-    def most_engines(self) -> int:
-        """The largest number of engines that the settings allow."""
-        return max(self.engines, self.max_engines)
+    def _check_autoscaling(self) -> None:
+        """Raise ValueError if the bounds contradict each other or the numbers at the start."""
+        if self.max_engines and not self.min_engines <= self.engines <= self.max_engines:
+            raise ValueError(
+                f"engines={self.engines} must be from min_engines={self.min_engines} to max_engines={self.max_engines}"
+            )
+        if self.min_engines > 1 and not self.max_engines:
+            raise ValueError(f"min_engines={self.min_engines} needs max_engines; without it, set engines")
+        if self.max_gateways and self.max_gateways < self.gateways:
+            raise ValueError(f"max_gateways={self.max_gateways} is less than gateways={self.gateways}, the minimum")
 
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"
@@ -237,6 +245,11 @@ class Settings(
             raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
         if self.null_engine:
             raise ValueError(f"a null engine has no layers to split with {asked}")
+
+    @property
+    def most_engines(self) -> int:
+        """The largest number of engines that the settings allow."""
+        return max(self.engines, self.max_engines)
 
     @property
     def tenants(self) -> dict[str, str]:
@@ -254,10 +267,11 @@ class Settings(
     def without_secrets(self) -> dict[str, Any]:
         """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
         unset = {name: Settings.model_fields[name].default for name in SECRETS}
-        return self.model_copy(update=unset).model_dump(mode="json")
+        values = self.model_copy(update=unset).model_dump(mode="json")
+        return values | dict.fromkeys(PARTS, "")  # the model has them, whatever the process finds in its environment
 
     def with_key_hashes(self) -> dict[str, Any]:
-        """Return the same with the hashes of API keys, for a process that checks keys."""
+        """Return all settings as JSON with the hashes of API keys, for a process that checks keys."""
         return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
 
     @classmethod
@@ -272,11 +286,15 @@ class Settings(
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
+NAMES = [name for name in Settings.model_fields if name != "constants"]
+
+
 def sections() -> dict[Section, list[str]]:
     """Return the names of all settings by section, in the order in which they are shown."""
     found: dict[Section, list[str]] = {section: [] for section in Section}
     section = Section.API
-    for name, field in Settings.model_fields.items():
-        section = next((mark for mark in field.metadata if isinstance(mark, Section)), section)
+    for name in NAMES:
+        metadata = Settings.model_fields[name].metadata
+        section = next((mark for mark in metadata if isinstance(mark, Section)), section)
         found[section].append(name)
     return found

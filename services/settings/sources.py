@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
 from services.errors import UsageError
 from services.settings import secret_files
-from services.settings.names import VLLM_FLAGS, own_name, suggestion
-from services.settings.settings import FILE, NOT_SETTINGS, SECRETS, Settings
+from services.settings.gone import GONE, without_gone
+from services.settings.names import PARTS, VLLM_FLAGS, own_name, suggestion
+from services.settings.settings import FILE, NAMES, NOT_SETTINGS, SECRETS, Settings
 
 TOO_DEEP = "its values are nested too deep"
 
@@ -32,12 +33,10 @@ def read_values(config: Path | None = None, /, **flags: Any) -> dict[str, Any]:
     """Return the values that `load` finds, as they are written: API keys are not hashed, and files of secrets are not
     read. Raises UsageError.
     """
-    names = Settings.model_fields
-    values = _from_file(Path(FILE), names) if Path(FILE).exists() else {}
+    values = _from_file(Path(FILE)) if Path(FILE).exists() else {}
     if config is not None:
-        values = secret_files.override(values, _from_file(config, names))
-    values = secret_files.override(values, _from_environment())
-    return secret_files.override(values, flags)
+        values |= _from_file(config)
+    return values | without_gone(_from_environment()) | without_gone(flags)
 
 
 def from_values(values: dict[str, Any]) -> Settings:
@@ -55,7 +54,7 @@ def _explain(error: Any) -> str:
     if not name:
         return message
     if error["type"] == "extra_forbidden":
-        return f"unknown setting: {name}{suggestion(name, Settings.model_fields)}"
+        return f"unknown setting: {name}{suggestion(name, NAMES)}"
     setting = error["loc"][0]
     if setting in SECRETS:
         return f"{setting}: {message}"
@@ -71,16 +70,19 @@ def _from_environment() -> dict[str, Any]:
     Raises UsageError for such a variable that names no setting, and for one that should hold JSON and does not.
     """
     prefix = Settings.model_config["env_prefix"]
-    known = {prefix + name.upper() for name in Settings.model_fields} | NOT_SETTINGS
-    unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
+    known = {prefix + name.upper() for name in NAMES}
+    others = {prefix + name.upper(): name for name in (*PARTS, *GONE)}
+    accepted = {*known, *others, *NOT_SETTINGS}
+    unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in accepted)
     if unknown:
         named = ", ".join(name + _suggest_variable(name, prefix, known) for name in unknown)
         raise UsageError(f"unknown settings in the environment: {named}")
     try:
-        return EnvSettingsSource(Settings)()
+        values = EnvSettingsSource(Settings)()
     except UnreadableVariable as error:
         field = next((name for name in Settings.model_fields if f'"{name}"' in str(error)), "")
         raise UsageError(f"{prefix}{field.upper()} is not the JSON that it should hold: {error.__cause__}") from None
+    return values | {own: os.environ[name] for name, own in others.items() if name in os.environ}
 
 
 def _suggest_variable(name: str, prefix: str, known: Set[str]) -> str:
@@ -91,8 +93,8 @@ def _suggest_variable(name: str, prefix: str, known: Set[str]) -> str:
 # --- settings files ------------------------------------------------------------------------------------------
 
 
-def _from_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
-    """Return the values in a TOML or YAML file by the name of the setting; `known` are the names of all settings.
+def _from_file(file: Path) -> dict[str, Any]:
+    """Return the values in a TOML or YAML file by the name of the setting.
 
     Raises UsageError with the file's name if the file cannot be read, sets something twice, or names an unknown
     setting.
@@ -100,13 +102,13 @@ def _from_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
         for key, value in _parse(file).items():
-            name = own_name(str(key), known)
+            name = own_name(str(key), NAMES, (*PARTS, *GONE))
             if name in values:
                 raise UsageError(f"{name} is set twice, under another name too")
             values[name] = value
+        return without_gone(values)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-    return values
 
 
 def _parse(file: Path) -> dict[Any, Any]:

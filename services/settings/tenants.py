@@ -13,7 +13,7 @@ EARLIEST = -8  # the earliest class that exists
 
 
 class TenantLimits(BaseModel):
-    """The bounds of one tenant. 0 means the bound of tenants that are not named."""
+    """The bounds of one tenant. A bound of 0 is the one of tenants that `tenant_limits` does not name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,12 +33,6 @@ class BoundSettings(BaseSettings):
         Section.LIMITS,
         Field(ge=1, description="maximum number of waiting sequences; above it, a new request gets a 429"),
     ] = 10_000
-    max_waiting_tokens: Annotated[
-        int, Field(ge=0, description="maximum prompt tokens of waiting sequences, else a 429; 0: no bound")
-    ] = 20_000_000
-    max_streams: Annotated[
-        int, Field(ge=0, description="maximum number of open requests that clients wait for, else a 429; 0: no bound")
-    ] = 20_000
     max_queue_wait: Annotated[
         float,
         Field(ge=0, description="maximum expected wait of a request for an engine in seconds, else a 429; 0: no bound"),
@@ -46,22 +40,15 @@ class BoundSettings(BaseSettings):
     max_pool_bytes: Annotated[
         int, Field(ge=1 << 20, description="maximum bytes of requests in the pool, else a 429")
     ] = 1 << 30
-    max_stored: Annotated[
-        int,
-        Field(
-            ge=0, description="maximum number of ended requests that can be read; the oldest are deleted; 0: no bound"
-        ),
-    ] = 100_000
     queue_timeout: Annotated[
         float, Field(ge=0, description="seconds for which a request may wait to start; 0: no limit")
     ] = 0.0
-    tenant_share: Annotated[
-        float,
-        Field(gt=0, le=1, description="part of each of these bounds that a tenant may use; with one tenant, all of it"),
-    ] = 0.5
     tenant_limits: Annotated[
         dict[str, TenantLimits],
-        Field(description="bounds and earliest_class of single tenants, by tenant, as JSON"),
+        Field(
+            description="bounds and earliest_class of single tenants, by tenant, as JSON; each other tenant has, if "
+            "there are several, half of each bound and, with order=priority, 0 as its earliest class, else -8"
+        ),
     ] = {}
     metrics_tenants: Annotated[
         Words,
@@ -71,22 +58,9 @@ class BoundSettings(BaseSettings):
             "JSON list; all others but 'default' are added up as 'other'",
         ),
     ] = []
-    earliest_class: Annotated[
-        int | None,
-        Section.SCHEDULING,
-        Field(
-            ge=EARLIEST,
-            le=0,
-            description="earliest class that a request may ask for, unless tenant_limits sets one; "
-            "none: 0 with order=priority and keys of several tenants, else -8",
-        ),
-    ] = None
 
     def earliest(self, tenant: str, guarded: bool) -> int:
-        """Return the earliest class of this tenant. `guarded`: the default class unless a setting says otherwise."""
+        """Return the earliest class that requests of this tenant may have: that of `tenant_limits`, else the default
+        class if `guarded`, else the earliest one that exists."""
         named = self.tenant_limits.get(tenant, TenantLimits()).earliest_class
-        if named is not None:
-            return named
-        if self.earliest_class is not None:
-            return self.earliest_class
-        return 0 if guarded else EARLIEST
+        return named if named is not None else 0 if guarded else EARLIEST

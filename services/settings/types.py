@@ -62,7 +62,8 @@ def is_hash(key: str) -> bool:
 
 
 def digest_of(key: str) -> str:
-    """Return the hash of what a client sends. A hash is hashed again: it does not give access in place of its key."""
+    """Return the hash of the text that a client sends as its key. A hash is hashed again: it gives no access in place
+    of its key."""
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -96,7 +96,8 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """`writes_calls`: whether the template writes calls of the history. `reads_parts`: see `_reads_parts`."""
+    """A template in compiled form. `writes_calls`: whether the template writes calls of the history. `reads_parts`: see
+    `_reads_parts`."""
 
     template: Template
     writes_calls: bool
@@ -107,7 +108,7 @@ class _Compiled:
         return cls(environment.from_string(source), "tool_calls" in source, _reads_parts(environment.parse(source)))
 
     def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Return the text of the messages. Raises ValueError, see `ChatTemplate.apply`."""
+        """Return the text of the messages. Raises ValueError for messages that the template refuses."""
         if self.reads_parts:
             messages = [_with_parts(message) for message in messages]
         try:
@@ -132,8 +133,8 @@ def _place(error: TemplateError) -> str:
 
 
 def _reads_parts(tree: nodes.Template) -> bool:
-    """Whether a template goes through the parts of contents and asks of none whether it is a text, as those of models
-    that read pictures do."""
+    """Return whether a template iterates over the parts of a content and never tests whether a content is a string, as
+    templates of models that read pictures do."""
 
     def is_content(node: nodes.Node) -> bool:
         while isinstance(node, nodes.Filter) and node.name in ("selectattr", "rejectattr") and node.node:
@@ -147,7 +148,7 @@ def _reads_parts(tree: nodes.Template) -> bool:
 
 
 def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text as the only part of its content."""
+    """Return `message` with its text as the only part of its content."""
     content = message.get("content")
     return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
@@ -166,7 +167,7 @@ def _open(text: str, content: str) -> str:
 
 
 class _RefusedError(TemplateError):
-    """The template called raise_exception."""
+    """Raised where a template calls `raise_exception`, with the template's message."""
 
 
 class _Generation(Extension):

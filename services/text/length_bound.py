@@ -55,7 +55,8 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _keeps(normalizer: dict[str, Any]) -> bool:
-    """Return whether its output is at least as long as its input. NFC counts as such, and is handled by COMPOSED."""
+    """Return whether the output of a normalizer is at least as long as its input. NFC counts as such: it joins up to
+    COMPOSED characters into one, which the bound allows for."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         return bool(pattern) and len(normalizer["content"]) >= len(pattern)

@@ -37,7 +37,7 @@ class TextTables:
 
     @classmethod
     def made_of(cls, raw: dict[str, Any], folder: Path) -> TextTables:
-        """Return the tables for the content of a tokenizer.json. Raises ModelError like `load`."""
+        """Return the tables for the content of a tokenizer.json. Raises ModelError for one that is not supported."""
         try:
             return _build(raw)
         except (ModelError, UnicodeEncodeError) as error:  # the spelling of a token may be half of a character
@@ -56,6 +56,13 @@ class TextTables:
         """
         assert token >= 0, f"{token = }"
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is spelled like `text`, the lowest if there are several; None if
+        there is none.
+        """
+        spelled, data = self.of(skip_special_tokens=False), text.encode()
+        return next((id for id in sorted(self.special_ids) if spelled.bytes_of(id) == data), None)
 
     def join(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, tokens))

@@ -74,7 +74,7 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Encode each text like `encode`, on several cores."""
+        """Return the token ids of each text, as `encode` gives them; texts are encoded on several cores."""
         for text in texts:
             text.encode()  # the library would raise a TypeError
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -85,7 +85,7 @@ class Tokenizer:
         return self.tables.of(skip_special_tokens).join(ids).decode(errors="replace")
 
     def literal_bytes(self, token: int) -> bytes:
-        """Return the token's bytes for log probabilities. Those of a special token are its name."""
+        """Return the token's bytes for log probabilities. The bytes of a special token are its name."""
         if token in self.tables.special_ids:
             return (self._backend.id_to_token(token) or "").encode()
         return self.tables.bytes_of(token)

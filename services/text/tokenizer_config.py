@@ -70,7 +70,7 @@ def _template_files(folder: Path) -> dict[str, Path]:
 
 
 def _templates(value: Any) -> dict[str, str]:
-    """The templates by name, of a field that is a template, an object or a list of them."""
+    """Return the templates by name, from a field that holds one template, an object of templates or a list of them."""
     if isinstance(value, list):
         value = {each["name"]: each["template"] for each in value}
     return {"default": value} if isinstance(value, str) else value if isinstance(value, dict) else {}
@@ -89,7 +89,7 @@ def lacks_tokens(folder: Path) -> bool:
 
 
 def _declared(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tokens that the files beside tokenizer.json declare, with those of FLAGS that they set."""
+    """Return the tokens that the files beside tokenizer.json declare, each with the FLAGS that it sets."""
     config = _read_json(folder / "tokenizer_config.json")
     listed = config.get("added_tokens_decoder")
     found: list[Any] = list(listed.values()) if isinstance(listed, dict) else []

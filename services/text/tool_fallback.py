@@ -59,7 +59,7 @@ def _result(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls are part of its content."""
+    """Return `message` with its calls written into its content."""
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:

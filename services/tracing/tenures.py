@@ -18,7 +18,7 @@ TAKEN = "taken"  # the owner was dead or silent; the next one writes this span
 
 @dataclass(slots=True)
 class _Tenure:
-    """A traced request here. Times are those of the loop's clock."""
+    """A traced request, while this scheduler has it. Times are readings of the event loop's clock, in seconds."""
 
     claim: Claim
     claimed: float
@@ -83,7 +83,7 @@ class TenureTraces(Observer):
                 tenure.first_token = tenure.first_token or now
 
     def committed(self, commits: Sequence[Commit]) -> None:
-        """Note the requests that end with these commits."""
+        """Note the requests that end with `commits`."""
         if self._tenures:
             for commit in commits:
                 if commit.end is not None:
@@ -101,7 +101,8 @@ class TenureTraces(Observer):
         self._claimed, self._ended = [], []
 
     def close(self, leaving: Leaving | None) -> None:
-        """Write the spans of the requests that are still here. Those of another owner are written there."""
+        """Write the spans of the requests that this scheduler still has. Another owner writes the spans of its
+        requests."""
         for id in list(self._tenures) if leaving else ():
             self._end(id, str(leaving))
         self.rest()
@@ -112,7 +113,8 @@ class TenureTraces(Observer):
             self._ended.append(tenure)
 
     def _write_wait(self, claim: Claim, at: float) -> None:
-        """Write the tenure before, if its owner could not, and the wait until the claim at the Unix time `at`."""
+        """Write the span of the previous owner's tenure, if that owner could not, and the span of the wait until the
+        claim at the Unix time `at`."""
         before, waited = claim.before, claim.waited
         if before is not None:
             waited = before.left

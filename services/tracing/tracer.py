@@ -26,7 +26,7 @@ Attributes = Mapping[str, str | int | float | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened within a span, at a Unix time."""
+    """An event within a span, at a Unix time in seconds."""
 
     name: str
     at: float
@@ -56,7 +56,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def trace_id_of(context: str) -> str:
-    """The trace of a context; empty for an empty one."""
+    """Return the id of the trace in a `traceparent`; empty for an empty one."""
     return context[3:35]
 
 
@@ -137,13 +137,13 @@ class OpenSpan:
         self.context = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
 
     def link(self, context: str) -> None:
-        """Name another trace that it belongs to."""
+        """Link the span to another trace that it belongs to."""
         self._span.add_link(_remote(context).get_span_context())
 
     def end(
         self, at: float, attributes: Attributes | None = None, events: Sequence[Event] = (), error: str | None = None
     ) -> None:
-        """End it at the Unix time `at`. `error` says why it failed."""
+        """End the span at the Unix time `at`, in seconds. `error` says why it failed; empty: it did not."""
         from opentelemetry.trace import StatusCode
 
         for event in events:
@@ -156,7 +156,7 @@ class OpenSpan:
 
 
 def unix_offset(now: float) -> float:
-    """What to add to a time of a clock that shows `now` for the Unix time."""
+    """Return the seconds to add to a reading of a clock that shows `now`, to get the Unix time."""
     return time.time() - now
 
 

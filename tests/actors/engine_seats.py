@@ -11,8 +11,8 @@ import ray
 from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
-from actors.engine_link import EngineLink
-from actors.engine_processes import SeatEngine
+from actors.engine_client import EngineClient
+from actors.engine_processes import EngineProcesses
 from actors.placement import engine_names, find_engine
 from load.server import until
 from services.loop.iteration_cost import IterationCost
@@ -25,14 +25,14 @@ SETTINGS = load(null_engine=True)
 WAIT = 60.0
 
 
-def seat(settings: Settings = SETTINGS) -> SeatEngine:
-    return SeatEngine(settings, 0, ray.util.get_node_ip_address())
+def seat(settings: Settings = SETTINGS) -> EngineProcesses:
+    return EngineProcesses(settings, 0, ray.util.get_node_ip_address())
 
 
-async def attach(engine: SeatEngine, epoch: str) -> EngineLink:
-    link, attachment = await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), WAIT)
+async def attach(engine: EngineProcesses, epoch: str) -> EngineClient:
+    client, attachment = await asyncio.wait_for(engine.open_client(epoch, always_owner, IterationCost()), WAIT)
     assert attachment.figures.num_blocks > 0
-    return link
+    return client
 
 
 async def always_owner() -> None:
@@ -40,26 +40,26 @@ async def always_owner() -> None:
 
 
 @asynccontextmanager
-async def keeping_spare(engine: SeatEngine, link: EngineLink, epoch: str) -> AsyncIterator[None]:
+async def keeping_spare(engine: EngineProcesses, client: EngineClient, epoch: str) -> AsyncIterator[None]:
     """Keep a spare in the body of the `with` statement; there is one when the body begins."""
-    keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0, always_owner))
+    keeping = asyncio.create_task(engine.keep_spares(epoch, client.names, 1.0, always_owner))
     await until(lambda: engine.has_spare)
     yield
     assert not keeping.done()
     keeping.cancel()
 
 
-async def attach_with_spare(epoch: str) -> EngineLink:
+async def attach_with_spare(epoch: str) -> EngineClient:
     """Attach to an engine whose other process is a spare."""
     engines = seat()
-    link = await attach(engines, epoch)
-    async with keeping_spare(engines, link, epoch):
-        return link
+    client = await attach(engines, epoch)
+    async with keeping_spare(engines, client, epoch):
+        return client
 
 
-def spare_name(link: EngineLink) -> str:
+def spare_name(client: EngineClient) -> str:
     """The name of the actor of the other process, for an engine of one rank."""
-    (name,) = set(engine_names(0)) - {link.status.name}
+    (name,) = set(engine_names(0)) - {client.status.name}
     return name
 
 

@@ -11,8 +11,7 @@ from ray.serve.config import AutoscalingPolicy
 
 from actors import scaling
 from actors.app import build
-from actors.autoscaling import EnginePolicy, KnownPools, decide
-from actors.scaling import want_engines
+from actors.scaling import EnginePolicy, KnownPools, decide, want_engines
 from services.autoscaling import EngineCount, Scaling
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Exchange, NewSequence, Room, Submission
@@ -108,8 +107,9 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
     other, told = RequestPool(pool._server.url, f"{pool.name}.1"), asyncio.Queue[int]()
     loop = asyncio.get_running_loop()
 
-    def tell(_application: str, _deployment: str, number: int) -> None:
+    def tell(_application: str, _deployment: str, number: int) -> bool:
         loop.call_soon_threadsafe(told.put_nowait, number)
+        return True
 
     monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
     monkeypatch.setattr(scaling, "set_replicas", tell)
@@ -130,7 +130,7 @@ def test_serve_takes_the_policy_along() -> None:
     """Serve pickles a policy by value, and its controller makes it of the pickle."""
     policy = AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs={"max_engines": 3})
     copy: Any = AutoscalingPolicy.from_serialized_policy_def(policy.model_dump(), policy.get_serialized_policy_def())
-    assert copy.policy_function == "actors.autoscaling.EnginePolicy"
+    assert copy.policy_function == "actors.scaling.EnginePolicy"
     assert copy.get_policy().__name__ == "EnginePolicy"
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.channel import Answer, Door, EngineChannel, Frames, Order, framed
-from actors.engine_thread import MAX_STRANGERS, EngineThread
+from actors.engine_server import MAX_STRANGERS, EngineServer
 
 HERE = "127.0.0.1"
 BIG = 3 << 20  # bytes, more than any socket buffers
@@ -49,13 +49,13 @@ def echo(iteration: bytes, missed: list[bytes]) -> bytes:
     return iteration
 
 
-def open_door(thread: EngineThread, host: str = "") -> Door:
-    return thread.call(lambda: thread.open(host))
+def open_door(server: EngineServer, host: str = "") -> Door:
+    return server.call(lambda: server.open(host))
 
 
-def replace_owner(thread: EngineThread) -> Door:
-    thread.call(lambda: thread.dismiss("epoch 1:a is over"))
-    return open_door(thread)
+def replace_owner(server: EngineServer) -> Door:
+    server.call(lambda: server.dismiss("epoch 1:a is over"))
+    return open_door(server)
 
 
 @pytest.fixture(params=["", HERE], ids=["unix", "tcp"])
@@ -76,7 +76,7 @@ def test_messages_are_whole_however_they_arrive(messages: list[bytes], pieces: l
 
 
 async def test_answers_come_in_the_order_of_the_orders(host: str) -> None:
-    owner = await connect(open_door(EngineThread(echo), host))
+    owner = await connect(open_door(EngineServer(echo), host))
     sent = [b"%d" % number for number in range(200)]
     for message in sent:
         owner.send(message)
@@ -84,7 +84,7 @@ async def test_answers_come_in_the_order_of_the_orders(host: str) -> None:
 
 
 async def test_big_messages_both_ways(host: str) -> None:
-    owner = await connect(open_door(EngineThread(echo), host))
+    owner = await connect(open_door(EngineServer(echo), host))
     sent = [os.urandom(BIG), b"small", os.urandom(BIG)]
     for message in sent:
         owner.send(message)
@@ -98,20 +98,20 @@ async def test_one_thread_runs_orders_and_calls() -> None:
         names.add(threading.get_ident())
         return iteration
 
-    thread = EngineThread(run)
-    owner = await connect(open_door(thread))
+    server = EngineServer(run)
+    owner = await connect(open_door(server))
     owner.send(b"1")
     await owner.result()
-    names.add(thread.call(threading.get_ident))
+    names.add(server.call(threading.get_ident))
     assert len(names) == 1
     assert threading.get_ident() not in names
 
 
 def test_a_call_that_raises_raises_here() -> None:
-    thread = EngineThread(echo)
+    server = EngineServer(echo)
     with pytest.raises(ZeroDivisionError):
-        thread.call(lambda: 1 // 0)
-    assert thread.call(lambda: 1) == 1
+        server.call(lambda: 1 // 0)
+    assert server.call(lambda: 1) == 1
 
 
 @pytest.mark.parametrize("ranks", [False, True], ids=["one rank", "several ranks"])
@@ -126,14 +126,14 @@ async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next(ran
         done.append(iteration)
         return iteration
 
-    thread = EngineThread(run, finish=ranks)
-    first = await connect(open_door(thread))
+    server = EngineServer(run, finish=ranks)
+    first = await connect(open_door(server))
     first.send(b"1")
     await asyncio.to_thread(began.wait, 60)
     first.send(b"2")
     first.send(b"2")
-    serving = asyncio.create_task(asyncio.to_thread(replace_owner, thread))
-    while not thread._calls:  # noqa: ASYNC110 - there is no event to wait for
+    serving = asyncio.create_task(asyncio.to_thread(replace_owner, server))
+    while not server._calls:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)
     assert not serving.done()
     go_on.set()
@@ -150,21 +150,21 @@ async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next(ran
 
 
 async def test_an_owner_that_does_not_read_gives_way() -> None:
-    thread = EngineThread(lambda iteration, missed: bytes(BIG))
-    door = open_door(thread)
+    server = EngineServer(lambda iteration, missed: bytes(BIG))
+    door = open_door(server)
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.connect(door.address)
         stopped.sendall(door.secret + framed(Order(b"1", [])))
         assert stopped.recv(1)
-        second = await connect(await asyncio.to_thread(replace_owner, thread))
+        second = await connect(await asyncio.to_thread(replace_owner, server))
         second.send(b"2")
         assert len(await second.result()) == BIG
 
 
 async def test_half_an_answer_is_not_completed_by_a_last_word() -> None:
     answer = os.urandom(BIG)
-    thread = EngineThread(lambda iteration, missed: answer)
-    door = open_door(thread)
+    server = EngineServer(lambda iteration, missed: answer)
+    door = open_door(server)
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(door.address)
         slow.sendall(door.secret + framed(Order(b"1", [])))
@@ -172,10 +172,10 @@ async def test_half_an_answer_is_not_completed_by_a_last_word() -> None:
 
         def read_and_dismiss() -> bytes:
             read = slow.recv(BIG)  # there is room for a last word after it
-            thread.dismiss("the owner is dismissed")
+            server.dismiss("the owner is dismissed")
             return read
 
-        received += await asyncio.to_thread(thread.call, read_and_dismiss)
+        received += await asyncio.to_thread(server.call, read_and_dismiss)
         while rest := slow.recv(BIG):
             received += rest
     assert framed(Answer(answer)).startswith(received)
@@ -188,20 +188,20 @@ async def test_an_owner_that_dies_in_the_middle_of_an_order() -> None:
         done.append(iteration)
         return iteration
 
-    thread = EngineThread(run)
-    door = open_door(thread)
+    server = EngineServer(run)
+    door = open_door(server)
     with socket.socket(socket.AF_UNIX) as dies:
         dies.connect(door.address)
         dies.sendall(door.secret + framed(Order(b"1", []))[:-1])
-    second = await connect(await asyncio.to_thread(replace_owner, thread))
+    second = await connect(await asyncio.to_thread(replace_owner, server))
     second.send(b"2")
     assert await second.result() == b"2"
     assert done == [b"2"]
 
 
 async def test_only_one_connection_with_the_secret_is_let_in(host: str) -> None:
-    thread = EngineThread(echo)
-    door = open_door(thread, host)
+    server = EngineServer(echo)
+    door = open_door(server, host)
     strangers = [door.socket() for _ in range(MAX_STRANGERS + 1)]
     for stranger in strangers:
         stranger.settimeout(60)
@@ -231,7 +231,7 @@ def _ends(connection: socket.socket) -> bool:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another user")
 @pytest.mark.parametrize("listens", [False, True])
 async def test_processes_of_other_users_are_refused(listens: bool, other_user: Callable[[str], str]) -> None:
-    door = open_door(EngineThread(echo))
+    door = open_door(EngineServer(echo))
     connects = f"c.settimeout(30); c.connect({door.address!r}); print(c.recv(1))"
     if not listens:
         assert other_user(connects) == "b''"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from actors.cluster.engine_failures import (
     MOST_FAILURES,
     EngineFailure,
+    EngineWatch,
     StartFailures,
     count_oom_kills,
     reason_of_death,
 )
+from actors.cluster.environment import mark_of
+from actors.engine_record import forget, note, records_in
+from load.server import ROOT
 from services.errors import EngineLost, ModelError
 
 
@@ -72,3 +79,105 @@ def test_a_process_that_left_no_word_was_perhaps_killed_for_lack_of_memory() -> 
     assert count_oom_kills() >= 0
     assert reason_of_death("INFO loading", 0) == "its process was killed, or ended itself, without a message"
     assert "2 processes killed for lack of memory" in reason_of_death("INFO loading", 2)
+
+
+PROCESS = """
+import sys
+from actors.engine_record import EngineRecord
+from services.errors import LaterEpoch, ModelError
+record = EngineRecord("engine-7-0-a")
+print("began", flush=True)
+for line in sys.stdin:
+    try:
+        with record.noting():
+            exec(line)
+    except Exception:
+        print("noted", flush=True)
+"""
+
+
+class EngineProcess:
+    """A process with a record, which executes lines of code."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", PROCESS]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.pid = self.process.pid
+        self.answer()
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+    def do(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        assert self.answer() == "noted\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineWatch:
+    monkeypatch.setenv(*mark_of(tmp_path).split("=", 1))
+    return EngineWatch(records_in(tmp_path), tmp_path)
+
+
+@pytest.fixture
+def engine(watch: EngineWatch) -> Iterator[EngineProcess]:
+    process = EngineProcess()
+    yield process
+    process.kill()
+
+
+def failure(engine: EngineProcess, reason: str, refused: bool = False) -> EngineFailure:
+    return EngineFailure(7, "engine-7-0-a", engine.pid, reason, refused)
+
+
+def test_an_exception_counts_when_the_process_is_dead_and_once(watch: EngineWatch, engine: EngineProcess) -> None:
+    engine.do("raise OSError(28, 'No space')")
+    assert watch.look() == []  # its scheduler kills it
+    note([engine.pid], "the engine failed")
+    engine.kill()
+    assert watch.look() == [failure(engine, "OSError: [Errno 28] No space")]
+    assert watch.look() == []
+
+
+def test_a_refusal_counts_at_once_and_another_owner_is_none(watch: EngineWatch, engine: EngineProcess) -> None:
+    engine.do("raise LaterEpoch('a later owner', 3)")
+    assert watch.look() == []
+    engine.do("raise ModelError('not served')")
+    assert watch.look() == [failure(engine, "not served", refused=True)]
+    engine.kill()
+    assert watch.look() == []
+
+
+def test_what_a_scheduler_says_of_a_process_that_it_kills(watch: EngineWatch, engine: EngineProcess) -> None:
+    note([engine.pid, os.getpid()], "an engine did not answer for 60 s")
+    engine.kill()
+    assert watch.look() == [failure(engine, "an engine did not answer for 60 s")]
+
+
+def test_without_a_word_its_log_says_more(watch: EngineWatch, engine: EngineProcess, tmp_path: Path) -> None:
+    (tmp_path / f"worker-0a-01-{engine.pid}.err").write_text("*** SIGILL received at time=1\n")
+    engine.kill()
+    assert watch.look() == [failure(engine, "its process crashed: SIGILL")]
+
+
+def test_an_engine_that_is_removed_has_not_failed(watch: EngineWatch, engine: EngineProcess) -> None:
+    forget("engine-7-")
+    engine.kill()
+    assert watch.look() == []
+
+
+def test_in_a_cluster_without_a_folder_there_is_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", raising=False)
+    engine = EngineProcess()
+    engine.do("raise ModelError('not served')")
+    note([engine.pid], "killed")
+    forget("engine-")
+    engine.kill()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engine_seats import SETTINGS, WAIT, attach, iteration, named, seat, status_of
 
-from actors import engine_link
+from actors import engine_client
 from actors.engine import EngineStatus
 from actors.placement import engine_names, ensure_engine
 from services.errors import EngineLost
@@ -49,8 +49,8 @@ async def slow_engines() -> list[EngineStatus]:
 
 async def test_neither_an_engine_that_loads_for_long_nor_its_spare_is_an_orphan() -> None:
     before = await slow_engines()
-    link = await attach(seat(), "1:a")
-    assert (await link.start(iteration("1:a"))).tokens.keys() == {"r/0"}
+    client = await attach(seat(), "1:a")
+    assert (await client.start(iteration("1:a"))).tokens.keys() == {"r/0"}
     assert [(await status_of(status.name)).pid for status in before] == [status.pid for status in before]
 
 
@@ -69,13 +69,13 @@ async def test_the_next_owner_waits_for_the_process_that_loads() -> None:
     attaching = asyncio.create_task(attach(seat(), "1:a"))
     loads = await loading(names)
     attaching.cancel()
-    link = await attach(seat(), "2:b")
-    assert link.status.pid == loads.pid
+    client = await attach(seat(), "2:b")
+    assert client.status.pid == loads.pid
     assert [(await status_of(name)).epoch for name in names if name != loads.name] == [None]
 
 
 async def test_an_engine_that_is_stuck_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_link, "SILENCE", 2.0)
+    monkeypatch.setattr(engine_client, "SILENCE", 2.0)
     names = [status.name for status in await slow_engines()]
     attaching = asyncio.create_task(attach(seat(), "1:a"))
     loads = await loading(names)

@@ -11,8 +11,8 @@ import pytest
 from engine_seats import SETTINGS, WAIT, always_owner, iteration, keeping_spare, seat
 from tiny_models import make_tiny_model
 
-from actors.engine_link import Attachment, EngineLink
-from actors.engine_processes import SeatEngine
+from actors.engine_client import Attachment, EngineClient
+from actors.engine_processes import EngineProcesses
 from services.engine.startup import huge_pages
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
@@ -36,20 +36,20 @@ def settings(tmp_path: Path) -> Settings:
     return SETTINGS.model_copy(update=changes)
 
 
-async def attach(engine: SeatEngine, epoch: str) -> tuple[EngineLink, Attachment]:
-    return await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), PATIENCE)
+async def attach(engine: EngineProcesses, epoch: str) -> tuple[EngineClient, Attachment]:
+    return await asyncio.wait_for(engine.open_client(epoch, always_owner, IterationCost()), PATIENCE)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_the_spare_finds_the_blocks_of_a_process_that_is_dead(settings: Settings, stopped: bool) -> None:
     """A process that is only stopped may write when it goes on, so the other one uses nothing of it."""
     engine = seat(settings)
-    link, _ = await attach(engine, "1:a")
-    await link.start(iteration("1:a"))
-    await link.start(Iteration("1:a", 2, {"r/0": 1}, full_blocks={0: b"x"}))
-    async with keeping_spare(engine, link, "1:a"):
-        os.kill(link.status.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+    client, _ = await attach(engine, "1:a")
+    await client.start(iteration("1:a"))
+    await client.start(Iteration("1:a", 2, {"r/0": 1}, full_blocks={0: b"x"}))
+    async with keeping_spare(engine, client, "1:a"):
+        os.kill(client.status.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
     if not stopped:
-        await asyncio.wait_for(link.dead, WAIT)
+        await asyncio.wait_for(client.dead, WAIT)
     _, attachment = await attach(seat(settings), "2:b")
     assert attachment.cached_blocks == ({} if stopped else {0: b"x"})

@@ -27,8 +27,8 @@ from engine_seats import (
 )
 
 from actors import engine_processes
-from actors.engine_link import EngineLink
-from actors.engine_processes import SeatEngine
+from actors.engine_client import EngineClient
+from actors.engine_processes import EngineProcesses
 from actors.ownership import Ownership
 from actors.placement import engine_indices, ensure_engine, find_engine
 from actors.seat import Seat, renew
@@ -60,16 +60,16 @@ async def test_weights_are_loaded_once_and_serve_the_last_owner() -> None:
 
 
 async def test_an_owner_that_attaches_late_does_not_disturb_a_later_one() -> None:
-    link = await attach(seat(), "2:b")
+    client = await attach(seat(), "2:b")
     with pytest.raises(StaleEpoch, match="a later owner"):
-        await named(link.status.name).serve.remote("1:a")
-    assert (await link.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+        await named(client.status.name).serve.remote("1:a")
+    assert (await client.start(iteration("2:b"))).tokens.keys() == {"r/0"}
 
 
 async def test_a_later_owner_that_was_not_announced_is_not_disturbed_either() -> None:
     """Ray may lose the call that announces an owner and deliver the next one."""
-    link = await attach(seat(), "1:a")
-    engine = named(link.status.name)
+    client = await attach(seat(), "1:a")
+    engine = named(client.status.name)
     await engine.serve.remote("3:c")
     with pytest.raises(StaleEpoch, match="a later owner"):
         await engine.serve.remote("2:b")
@@ -122,18 +122,18 @@ async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None
 
 
 async def test_an_engine_that_does_not_answer_is_killed() -> None:
-    link = await attach(seat(), "1:a")
-    os.kill(link.status.pid, signal.SIGSTOP)
-    await until(lambda: stands_still(link.status.pid))
-    stuck = link.start(iteration("1:a"))
+    client = await attach(seat(), "1:a")
+    os.kill(client.status.pid, signal.SIGSTOP)
+    await until(lambda: stands_still(client.status.pid))
+    stuck = client.start(iteration("1:a"))
     done, _ = await asyncio.wait({stuck}, timeout=1)
     assert not done
-    await link.kill()
-    assert link.dead.done()
+    await client.kill()
+    assert client.dead.done()
     with pytest.raises(EngineLost):
         await stuck
     again = await attach(seat(), "2:b")
-    assert again.status.pid != link.status.pid
+    assert again.status.pid != client.status.pid
 
 
 def stands_still(pid: int) -> bool:
@@ -142,31 +142,31 @@ def stands_still(pid: int) -> bool:
 
 
 async def test_an_engine_is_killed_from_another_node() -> None:
-    link = await attach(seat(), "1:a")
-    actor = named(link.status.name)
-    afar = EngineLink([(link.status, actor)], 0, "192.0.2.1")
+    client = await attach(seat(), "1:a")
+    actor = named(client.status.name)
+    afar = EngineClient([(client.status, actor)], 0, "192.0.2.1")
     await afar.kill()
-    await asyncio.wait_for(link.dead, WAIT)
-    assert (await status_of(link.status.name)).pid != link.status.pid
+    await asyncio.wait_for(client.dead, WAIT)
+    assert (await status_of(client.status.name)).pid != client.status.pid
     afar.close()
 
 
 async def test_an_owner_on_another_node_and_one_on_the_same_take_turns() -> None:
-    afar = await attach(SeatEngine(SETTINGS, 0, "192.0.2.1"), "1:a")
+    afar = await attach(EngineProcesses(SETTINGS, 0, "192.0.2.1"), "1:a")
     assert (await afar.start(iteration("1:a"))).tokens.keys() == {"r/0"}
     near = await attach(seat(), "2:b")
     assert near.status.pid == afar.status.pid
     assert (await near.start(iteration("2:b"))).tokens.keys() == {"r/0"}
     with pytest.raises(StaleEpoch):
         await afar.start(iteration("1:a"))
-    assert (await (await attach(SeatEngine(SETTINGS, 0, "192.0.2.1"), "3:c")).start(iteration("3:c"))).step == 1
+    assert (await (await attach(EngineProcesses(SETTINGS, 0, "192.0.2.1"), "3:c")).start(iteration("3:c"))).step == 1
 
 
 async def test_an_engine_that_fails_tells_why() -> None:
-    link = await attach(seat(), "1:a")
+    client = await attach(seat(), "1:a")
     with pytest.raises(EngineLost, match="KeyError: 'unknown'"):
-        await link.start(Iteration("1:a", 1, {"unknown": 1}))
-    assert not link.dead.done()
+        await client.start(Iteration("1:a", 1, {"unknown": 1}))
+    assert not client.dead.done()
 
 
 async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,8 @@ async def test_engines_of_another_build_are_replaced() -> None:
 
 async def test_a_removed_engine_leaves_no_process_and_frees_its_place() -> None:
     engine = seat()
-    link = await attach_with_spare("1:a")
-    pids = [link.status.pid, (await status_of(spare_name(link))).pid]
+    client = await attach_with_spare("1:a")
+    pids = [client.status.pid, (await status_of(spare_name(client))).pid]
     assert engine_indices() == [0]
     await engine.remove()
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), WAIT)
@@ -221,8 +221,7 @@ async def test_a_removed_engine_leaves_no_process_and_frees_its_place() -> None:
     assert again.status.pid not in pids
 
 
-@pytest.mark.parametrize(("given", "strategy"), [({}, "STRICT_PACK"), ({"placement_group_strategy": "PACK"}, "PACK")])
-async def test_ranks_stay_on_one_node_unless_told_otherwise(given: dict[str, Any], strategy: str) -> None:
-    await asyncio.to_thread(ensure_engine, load(null_engine=True, **given), 0)
+async def test_the_ranks_of_an_engine_are_on_one_node() -> None:
+    await asyncio.to_thread(ensure_engine, load(null_engine=True), 0)
     group = ray.util.get_placement_group("engine-0")
-    assert ray.util.placement_group_table(group)["strategy"] == strategy
+    assert ray.util.placement_group_table(group)["strategy"] == "STRICT_PACK"

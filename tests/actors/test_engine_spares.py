@@ -21,8 +21,8 @@ from engine_seats import (
 )
 
 from actors import engine_processes
-from actors.engine_link import EngineLink
-from actors.engine_processes import SeatEngine
+from actors.engine_client import EngineClient
+from actors.engine_processes import EngineProcesses
 from actors.placement import remove_engine
 from load.server import until
 from services.errors import StaleEpoch
@@ -76,17 +76,17 @@ async def test_the_spare_loads_if_the_process_with_the_weights_stays_stopped(mon
 
 async def test_a_stopped_spare_does_not_count_until_it_goes_on() -> None:
     engines = seat()
-    link = await attach(engines, "1:a")
-    async with keeping_spare(engines, link, "1:a"):
-        spare = await stopped_spare(engines, link)
+    client = await attach(engines, "1:a")
+    async with keeping_spare(engines, client, "1:a"):
+        spare = await stopped_spare(engines, client)
         os.kill(spare, signal.SIGCONT)
         await until(lambda: engines.has_spare)
-    assert (await status_of(spare_name(link))).pid == spare
+    assert (await status_of(spare_name(client))).pid == spare
 
 
-async def stopped_spare(engines: SeatEngine, link: EngineLink) -> int:
+async def stopped_spare(engines: EngineProcesses, client: EngineClient) -> int:
     """Stop the spare; return its process id when its owner has noticed."""
-    spare = (await status_of(spare_name(link))).pid
+    spare = (await status_of(spare_name(client))).pid
     os.kill(spare, signal.SIGSTOP)
     await until(lambda: not engines.has_spare)
     return spare
@@ -94,11 +94,11 @@ async def stopped_spare(engines: SeatEngine, link: EngineLink) -> int:
 
 async def test_a_spare_that_is_stopped_for_long_is_killed() -> None:
     engines = seat()
-    link = await attach(engines, "1:a")
-    async with keeping_spare(engines, link, "1:a"):
-        spare = await stopped_spare(engines, link)
+    client = await attach(engines, "1:a")
+    async with keeping_spare(engines, client, "1:a"):
+        spare = await stopped_spare(engines, client)
         await until(lambda: engines.has_spare)
-    assert (await status_of(spare_name(link))).pid != spare
+    assert (await status_of(spare_name(client))).pid != spare
 
 
 async def test_a_spare_that_cannot_give_up_its_weights_is_killed() -> None:
@@ -121,20 +121,20 @@ async def test_a_scheduler_that_lost_the_seat_kills_no_spare() -> None:
         raise StaleEpoch("another process owns the seat")
 
     engines = seat()
-    link = await attach_with_spare("1:a")
-    spare = (await status_of(spare_name(link))).pid
-    keeping = asyncio.create_task(engines.keep_spares("1:a", link.names, 0.5, lost))
+    client = await attach_with_spare("1:a")
+    spare = (await status_of(spare_name(client))).pid
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost))
     await until(lambda: engines.has_spare)
     os.kill(spare, signal.SIGSTOP)
     await asyncio.wait_for(keeping, WAIT)
     os.kill(spare, signal.SIGCONT)
-    assert (await status_of(spare_name(link))).pid == spare
+    assert (await status_of(spare_name(client))).pid == spare
 
 
 async def test_a_spare_is_made_again_when_its_placement_group_was_removed() -> None:
     engines = seat()
-    link = await attach(engines, "1:a")
-    async with keeping_spare(engines, link, "1:a"):
+    client = await attach(engines, "1:a")
+    async with keeping_spare(engines, client, "1:a"):
         await asyncio.to_thread(remove_engine, 0)
         await until(lambda: not engines.has_spare)
         await until(lambda: engines.has_spare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 import ray
 from engine_seats import SETTINGS, WAIT, attach, named, seat, status_of
 
-from actors.cluster.engine_failures import EngineFailure
-from actors.cluster.engine_watch import EngineWatch
+from actors.cluster.engine_failures import EngineFailure, EngineWatch
+from actors.cluster.environment import mark_of
+from actors.engine_record import forget, records_in
 from actors.placement import engine_names, ensure_engine
 from load.server import until
 from services.errors import EngineLost, ModelError
@@ -24,15 +25,25 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.chaos,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.usefixtures("ray_cluster", "nothing_left"),
+    pytest.mark.usefixtures("folder", "ray_cluster", "nothing_left"),
 ]
 NAME = engine_names(0)[0]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the cluster that is started next."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*mark_of(folder).split("=", 1))
+        yield folder
+
+
 @pytest.fixture
-def watch() -> EngineWatch:
-    node: Any = ray._private.worker._global_node
-    return EngineWatch(Path(node.get_logs_dir_path()))
+def watch(folder: Path) -> Iterator[EngineWatch]:
+    context = ray.get_runtime_context()
+    yield EngineWatch(records_in(folder), Path(context.get_temp_dir(), context.get_session_name(), "logs"))
+    forget("engine-")
 
 
 async def next_failure(watch: EngineWatch) -> EngineFailure:

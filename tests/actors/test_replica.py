@@ -22,16 +22,25 @@ MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 
 
 async def test_its_bounds_and_its_order_are_those_of_the_settings() -> None:
-    asked = {"max_waiting": 7, "keep_ended": 8, "grace": 9, "order": "priority", "ageing": 10, "ttft_target": 11}
-    asked |= {"max_waiting_tokens": 12, "max_streams": 13, "max_stored": 14, "max_queue_wait": 15}
-    (shard,) = open_shards(
-        Settings(redis_url="redis://nowhere", wait_replicas=2, max_pool_bytes=1 << 21, **asked), MODEL
+    asked = {"max_waiting": 7, "order": "priority", "max_queue_wait": 15}
+    constants = {"keep_ended": 8, "grace": 9, "ageing": 10, "ttft_target": 11}
+    constants |= {"max_waiting_tokens": 12, "max_streams": 13, "max_stored": 14}
+    settings = Settings(
+        redis_url="redis://nowhere", wait_replicas=2, max_pool_bytes=1 << 21, constants=constants, **asked
     )
+    (shard,) = open_shards(settings, MODEL)
     pool = shard.pool
     assert pool._server.wait_replicas == 2
-    assert pool.limits == Limits(max_bytes=1 << 21, **asked)
+    assert pool.limits == Limits(max_bytes=1 << 21, **asked, **constants)
     assert pool.name == f"default.{LAYOUT}.rev1"
     await pool.close()
+
+
+def test_a_longer_queue_has_room_for_its_prompts_and_streams() -> None:
+    default, longer = limits_of(Settings()), limits_of(Settings(max_waiting=40_000))
+    assert (longer.max_waiting_tokens, longer.max_streams) == (4 * default.max_waiting_tokens, 4 * default.max_streams)
+    shorter = limits_of(Settings(max_waiting=5))
+    assert (shorter.max_waiting_tokens, shorter.max_streams) == (default.max_waiting_tokens, default.max_streams)
 
 
 def test_a_tenant_has_a_share_if_there_are_several() -> None:

@@ -300,12 +300,12 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
         done.append("kill")
 
     async def serve(self: Ownership, attachment: object) -> None:
-        self._loop, self._link = SimpleNamespace(in_flight=["a/0"]), link  # type: ignore[assignment]
+        self._loop, self._client = SimpleNamespace(in_flight=["a/0"]), client  # type: ignore[assignment]
         raise error
 
     async def attach(self: Ownership) -> None: ...
 
-    link = SimpleNamespace(
+    client = SimpleNamespace(
         gone=False, kill=kill, close=lambda: done.append("close"), first_result=0.0, status=SimpleNamespace(pid=1)
     )
     monkeypatch.setattr(pool, "release", noted)
@@ -323,12 +323,12 @@ async def test_a_seat_whose_epoch_the_engine_refuses_is_taken_again(
     number = int(seat.epoch.partition(":")[0]) + 10**9
     answers = [LaterEpoch("it has heard of a later owner", number)]
 
-    async def open_link(self: Ownership) -> str:
+    async def open_client(self: Ownership) -> str:
         if answers:
             raise answers.pop()
         return seat.epoch
 
-    monkeypatch.setattr(Ownership, "_open_link", open_link)
+    monkeypatch.setattr(Ownership, "_open_client", open_client)
     attached: Any = await Ownership(context_of(pool, Counters()), seat, None)._attach()
     assert attached == seat.epoch
     assert int(seat.epoch.partition(":")[0]) > number

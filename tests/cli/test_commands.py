@@ -21,7 +21,7 @@ from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
-from services.settings.settings import Settings
+from services.settings.settings import NAMES, Settings
 from services.settings.types import Section, hash_of
 from services.version import program_version
 
@@ -95,7 +95,7 @@ def test_a_flag_of_another_meaning_is_refused_with_what_to_do_instead(flag: str)
 def test_the_flags_suggested_instead_exist() -> None:
     named = {flag for text in VLLM_REFUSED.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert named
-    assert {flag[2:].replace("-", "_") for flag in named} <= set(Settings.model_fields)
+    assert {flag[2:].replace("-", "_") for flag in named} <= set(NAMES)
 
 
 def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +196,10 @@ def test_help_shows_each_setting_once_in_its_section(
     assert run(monkeypatch, "serve", "--help") == 0
     text = capsys.readouterr().out
     flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
-    assert sorted(flags) == sorted(["config", *(name.replace("_", "-") for name in Settings.model_fields)])
+    assert sorted(flags) == sorted(["config", "revision", *(name.replace("_", "-") for name in NAMES)])
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE)[-len(Section) :] == list(Section)
     assert max(map(len, text.splitlines())) <= max(80, min(100, int(columns)))
-    assert " ".join(text.split()).count("(default: ") == len(Settings.model_fields)
+    assert " ".join(text.split()).count("(default: ") == len(NAMES)
     for flag in VLLM_FLAGS:
         assert flag in text
 

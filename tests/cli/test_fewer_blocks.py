@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +53,17 @@ def response(server: OrcaServer, path: str) -> dict[str, Any]:
 
 
 def age_dead_seats(server: OrcaServer) -> None:
-    """Let the pool forget that the seat of the server that was killed might have an owner again."""
+    """Let the pool forget that the seat of the server that was killed might have an owner again. Its lease began anew
+    when the pool's server came back, and has to be over first.
+    """
     with redis.Redis(unix_socket_path=str(server.pool_dir / "server.sock")) as client:
         (seats,) = client.keys("*:seats")
-        for seat, score in client.zrange(seats, 0, -1, withscores=True):
-            if score != inf:
-                client.zincrby(seats, -RETURN_TIME * 1e6, seat)
+        end = time.monotonic() + PATIENCE
+        while not (dead := client.zrangebyscore(seats, "-inf", "(inf")):
+            assert time.monotonic() < end, client.zrange(seats, 0, -1, withscores=True)
+            time.sleep(0.1)
+        for seat in dead:
+            client.zincrby(seats, -RETURN_TIME * 1e6, seat)
 
 
 def until_ended(server: OrcaServer, path: str) -> dict[str, Any]:

@@ -34,8 +34,9 @@ from services.settings.settings import Settings
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DEADLY = 5  # a token that the null engine never draws
-JOINED = ("--null-engine", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
+JOINED = ("--null-engine", "--gateways", "1", "--deadly-token", str(DEADLY))
 FLAGS = (*JOINED, "--durability", "strict")
+CONSTANTS = {"grace": 600.0}
 LENGTH = 4000  # tokens; more than a second
 LONG = 2 * LENGTH  # of streams beside which something else happens before or while a process dies
 PATIENCE = 120.0  # seconds
@@ -54,7 +55,9 @@ class Life:
 
     def start(self, *flags: str, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
         """Start a new server, which becomes the current one; return when it is ready."""
-        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), *flags, port=port)
+        self.server = OrcaServer(
+            self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), *flags, port=port, **CONSTANTS
+        )
         self.server.until("ready at")
         return self.server
 
@@ -281,7 +284,7 @@ def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
 
 
 def test_a_second_server_names_the_port_in_use(server: OrcaServer) -> None:
-    second = OrcaServer(server.data_dir, *FLAGS, port=server.port)
+    second = OrcaServer(server.data_dir, *FLAGS, port=server.port, **CONSTANTS)
     assert second.process.wait(60) == 1
     assert f"port={server.port}" in "".join(second.lines)
 
@@ -301,13 +304,13 @@ def test_a_second_server_on_the_data_folder_does_not_disturb_the_first(life: Lif
     """The second one is killed with its pool and started again while the first one streams."""
 
     def try_a_setting() -> None:
-        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128") as second:
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128", **CONSTANTS) as second:
             for at in range(4):  # none of them goes to the first server
                 reply = httpx.post(second.url + PATH, json={"prompt": PROMPT, "max_tokens": 1000}, timeout=PATIENCE)
                 assert (at, reply.status_code) == (at, 400)
             kept = Request("second", 100)
             second.kill_all()
-        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128", port=second.port) as again:
+        with OrcaServer(server.data_dir, *FLAGS, "--max-model-len", "128", port=second.port, **CONSTANTS) as again:
             kept.again(again)
             files = {"file": ("a.jsonl", b"{}")}
             made = httpx.post(again.url + "/v1/files", data={"purpose": "batch"}, files=files, timeout=PATIENCE)
@@ -334,7 +337,9 @@ def test_two_servers_on_one_pool_are_replaced_one_after_the_other(tmp_path: Path
         with contextlib.ExitStack() as exits:
 
             def started(*flags: str, port: int = 0) -> OrcaServer:
-                return exits.enter_context(OrcaServer(tmp_path, "--redis-url", url, *JOINED, *flags, port=port))
+                return exits.enter_context(
+                    OrcaServer(tmp_path, "--redis-url", url, *JOINED, *flags, port=port, **CONSTANTS)
+                )
 
             first, shorter = started(), LENGTH + len(PROMPT)
             second = started("--max-model-len", str(shorter))

@@ -15,9 +15,9 @@ from load.server import OrcaServer
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def lines_of_failed_start(folder: Path, *flags: str) -> list[str]:
+def lines_of_failed_start(folder: Path, *flags: str, **constants: float) -> list[str]:
     """The lines of a server that ends before it is ready."""
-    server = OrcaServer(folder, *flags)
+    server = OrcaServer(folder, *flags, **constants)
     try:
         assert server.process.wait(120) == 1
         server.until("; logs are in")
@@ -58,7 +58,7 @@ def test_layers_that_only_a_run_with_weights_refuses_end_the_start(tmp_path: Pat
 
 def test_an_engine_whose_warm_up_fails_again_and_again_ends_the_start(tmp_path: Path) -> None:
     """An iteration of so many seconds raises OverflowError."""
-    *lines, last = lines_of_failed_start(tmp_path, "--null-engine", "--null-iteration", "1e300")
+    *lines, last = lines_of_failed_start(tmp_path, "--null-engine", null_iteration=1e300)
     failures = [line.partition("] ")[2].strip() for line in lines if "engine 0 failed: OverflowError: " in line]
     assert len(set(failures)) == MOST_FAILURES
     found = re.fullmatch(

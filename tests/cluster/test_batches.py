@@ -29,13 +29,11 @@ FLAGS = (
     "2",
     "--durability",
     "strict",
-    "--lease",
-    "3",
     "--drain-timeout",
     "1",
-    "--lines-in-flight",  # lines end one after the other, so that faults hit a batch in progress
-    "12",
 )
+# lines end one after the other, so that faults hit a batch in progress
+CONSTANTS = {"lease": 3.0, "lines_in_flight": 12}
 LINES, TOKENS = 160, 32
 PATIENCE = 240.0  # seconds
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -44,13 +42,13 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     def start_again() -> None:
-        site.server = OrcaServer(tmp_path, *FLAGS, port=site.server.port)
+        site.server = OrcaServer(tmp_path, *FLAGS, port=site.server.port, **CONSTANTS)
         site.server.__enter__()
 
     async def no_poison() -> None:
         raise AssertionError("no test sends poison")
 
-    server = OrcaServer(tmp_path, *FLAGS)
+    server = OrcaServer(tmp_path, *FLAGS, **CONSTANTS)
     with contextlib.ExitStack() as stack:
         site = Site(server, start_again, no_poison, past_lease=3.0, outage=4.0)
         stack.callback(lambda: site.server.__exit__())

@@ -60,8 +60,6 @@ FLAGS = (
     "strict",
     "--gateways",
     "2",
-    "--lease",
-    str(LEASE),
     "--drain-timeout",
     "1",
 )
@@ -154,7 +152,7 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
         assert "the engine died, or the scheduler failed, 3 times while it ran this request" in outcome.error
 
     with contextlib.ExitStack() as stack:
-        server = OrcaServer(data, "--model", str(model), "--deadly-token", str(DEADLY), *FLAGS)
+        server = OrcaServer(data, "--model", str(model), "--deadly-token", str(DEADLY), *FLAGS, lease=LEASE)
         stack.push(server.__exit__)
         await asyncio.to_thread(server.__enter__)
         keep_history(data)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonschema import Draft7Validator
 
-from services.settings.settings import Settings
+from services.settings.settings import NAMES
 from tests import schemas
 from tests.deploy.compose_cluster import interpolated
 from tests.deploy.conftest import ROOT
@@ -70,7 +70,7 @@ def test_all_ray_nodes_have_the_same_environment(compose: dict[str, Any]) -> Non
 
 
 def test_only_settings_are_set(compose: dict[str, Any]) -> None:
-    known = {f"ORCA_{name.upper()}" for name in Settings.model_fields}
+    known = {f"ORCA_{name.upper()}" for name in NAMES}
     named = {name for name in compose["services"]["head"]["environment"] if name.startswith("ORCA_")}
     assert named <= known
 

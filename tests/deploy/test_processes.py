@@ -80,7 +80,7 @@ def test_serve_config_of_the_ray_service_answers_a_chat(deployed: ComposeCluster
     url = url.replace("$(POOL_PASSWORD)", PASSWORD).replace("orca-pool:6379", f"127.0.0.1:{deployed.other_pool_port}")
     file = deployed.folder / "redis-url"  # the pool's variable is that of the other test
     file.write_text(url)
-    app["args"]["redis_url_file"] = str(file)
+    app["args"]["redis_url"] = str(file)
     redeploy(deployed, config)
     deployed.until_answering("/ready")
     body = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 8, "ignore_eos": True}

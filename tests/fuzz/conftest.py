@@ -19,12 +19,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
 from stack import Server, Stack
 from tiny_text import make_folder
 
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    configured = Settings(files_dir=str(tmp_path_factory.mktemp("files")), max_body_bytes=100_000, chat_max_tokens=40)
+    configured = Settings(
+        files_dir=str(tmp_path_factory.mktemp("files")),
+        override_generation_config={"max_new_tokens": 40},
+        constants=Constants(max_body_bytes=100_000),
+    )
     folder = make_folder(tmp_path_factory.mktemp("tiny"))
     with (
         Server(tmp_path_factory.mktemp("pool")) as server,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.event_reader import EventBuffer, EventReader
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission, TokenEvent
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams

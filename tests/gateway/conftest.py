@@ -19,6 +19,7 @@ from tiny_text import make_folder
 from gateway.model import ServedModel
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
@@ -51,7 +52,12 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    with Stack(redis_url, "served", tiny_folder, Settings(max_body_bytes=100_000, chat_max_tokens=40)) as stack:
+    with Stack(
+        redis_url,
+        "served",
+        tiny_folder,
+        Settings(override_generation_config={"max_new_tokens": 40}, constants=Constants(max_body_bytes=100_000)),
+    ) as stack:
         yield stack
 
 
@@ -88,10 +94,7 @@ def served(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathF
     settings = Settings(
         files_dir=str(tmp_path_factory.mktemp("files")),
         api_keys={"key-of-alice": "alice", "key-of-bob": "bob"},
-        max_file_bytes=300_000,
-        max_batch_lines=500,
-        max_body_bytes=100_000,
-        lines_in_flight=16,
+        constants=Constants(max_file_bytes=300_000, max_batch_lines=500, max_body_bytes=100_000, lines_in_flight=16),
     )
     with Stack(redis_url, f"batches-{secrets.token_hex(4)}", tiny_folder, settings) as stack:
         yield stack

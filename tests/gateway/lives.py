@@ -1,10 +1,9 @@
-"""Event sequences drawn by Hypothesis, and what a client reads of them."""
+"""Event sequences drawn by Hypothesis."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -51,19 +50,3 @@ def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEve
         size = draw(st.integers(1, len(events)))
         yield events[:size]
         events = events[size:]
-
-
-@dataclass
-class NumberedEvents:
-    """What a client reads from a stream: the numbers of its events in order, the text up to each number, and all events
-    other than deltas."""
-
-    numbers: list[int] = field(default_factory=list)
-    texts: dict[int, str] = field(default_factory=dict)
-    others: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    text: str = ""
-
-    def number(self, number: int) -> None:
-        self.numbers.append(number)
-        self.texts[number] = self.text

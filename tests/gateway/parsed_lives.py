@@ -1,4 +1,4 @@
-"""Random answers with reasoning and calls, and what a client reads from their events."""
+"""Random answers, with and without reasoning and calls, and what a client reads from their events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from hypothesis import strategies as st
-from lives import CACHED, ID, Life, events_of
+from lives import CACHED, ID, Life, events_of, lives
 
 from gateway.answer.choice import Choice
+from gateway.answer.items import Transcript
 from gateway.answer.parsers.registry import make_parser
-from gateway.answer.transcript import Transcript
 from services.messages import End, TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
@@ -34,10 +34,15 @@ PIECES = [
 
 @dataclass(frozen=True)
 class ParsedLife:
-    """An answer: its text, and its end. It ends by itself unless `life` says how."""
+    """An answer: its text, and its end. It ends by itself unless `life` says how. `parsed`: a parser divides it."""
 
     text: str
     life: Life | None = None
+    parsed: bool = True
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.life[1] if self.life else SamplingParams(1)
 
     def events(self, tokenizer: Tokenizer) -> list[TokenEvent]:
         if self.life is not None:
@@ -51,10 +56,16 @@ class ParsedLife:
         return end.reason
 
     def transcript(self, tokenizer: Tokenizer) -> Transcript:
-        sampling = self.life[1] if self.life else SamplingParams(1)
-        parser = make_parser("hermes", "qwen3", False, True)
-        choice = Choice(0, tokenizer.tables, sampling.stop, frozenset(), parser=parser)
-        return Transcript(choice, tokenizer, sampling.logprobs is not None)
+        parser = make_parser("hermes", "qwen3", False, True) if self.parsed else None
+        choice = Choice(0, tokenizer.tables, self.sampling.stop, frozenset(), parser=parser)
+        return Transcript(choice, tokenizer, self.sampling.logprobs is not None)
+
+    def heard(self, tokenizer: Tokenizer) -> Transcript:
+        """The transcript of all events."""
+        transcript = self.transcript(tokenizer)
+        transcript.add_all(self.events(tokenizer))
+        transcript.take()
+        return transcript
 
 
 @st.composite
@@ -71,6 +82,11 @@ def parsed_lives(draw: st.DrawFn) -> ParsedLife:
     )
     outside = draw(st.sampled_from([None, None, FinishReason.CANCELLED, FinishReason.ERROR]))
     return ParsedLife(text, (text + STOP, sampling, outside, draw(st.integers(0, 100))))
+
+
+def answers() -> st.SearchStrategy[ParsedLife]:
+    """Answers with a parser and without."""
+    return parsed_lives() | lives().map(lambda life: ParsedLife(life[0], life, parsed=False))
 
 
 @dataclass(frozen=True)

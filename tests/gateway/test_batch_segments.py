@@ -20,6 +20,7 @@ from gateway.batches.record import BatchRecord
 from gateway.batches.segments import LineAnswer, SegmentWriter, entry_locations
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
+from services.settings.constants import Constants
 
 LINES = 8
 
@@ -48,7 +49,7 @@ class Site:
     """A folder of files with one batch."""
 
     def __init__(self, root: Path) -> None:
-        self.store = FileStore(root, 1 << 20, 1 << 20)
+        self.store = FileStore(root, Constants())
         lines = [
             {"custom_id": f"line {i}", "method": "POST", "url": "/v1/completions", "body": {}} for i in range(LINES)
         ]
@@ -87,7 +88,7 @@ def answer(number: int) -> LineAnswer:
     return LineAnswer(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(lives)
 def test_each_line_is_answered_once(story: list[Life]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -223,7 +224,7 @@ def test_segments_count_in_the_order_of_epochs(tmp_path: Path) -> None:
 
 
 def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, 1000, 1000)
+    store = FileStore(tmp_path, Constants(max_tenant_bytes=1000))
 
     def add(size: int, expires_at: int | None) -> str:
         store.check_room("t", size)
@@ -246,7 +247,7 @@ def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) 
 
 
 def test_content_of_a_failed_add_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, 1000, 1000)
+    store = FileStore(tmp_path, Constants(max_tenant_bytes=1000))
     content = store.folder("t") / ".some.tmp"
     content.write_bytes(b"x" * 900)
     with monkeypatch.context() as patch:

@@ -23,6 +23,7 @@ from gateway.files.store import FileStore, tenant_folder
 from services import wire
 from services.pool.pool import RequestPool
 from services.requests import FinishReason
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 LINES = 60
@@ -32,7 +33,7 @@ class Gateways:
     """A gateway with the engine, and `other`, which the test can stop."""
 
     def __init__(self, redis_url: str, model: Path, files: Path) -> None:
-        self.settings = Settings(files_dir=str(files), lines_in_flight=16)
+        self.settings = Settings(files_dir=str(files), constants=Constants(lines_in_flight=16))
         self._args = redis_url, f"takeover-{secrets.token_hex(4)}", model, self.settings
         self.first = Stack(*self._args)
         self.files = files
@@ -178,7 +179,7 @@ def test_a_batch_without_its_input_fails(gateways: Gateways) -> None:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(2))
-        (gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id).input).unlink()
+        (gateways.first.app.state.batches.at(tenant_folder("default"), batch.id).input).unlink()
         gateways.first.call(start_runner(gateways.first))
         failed = ended(client, batch)
     assert failed.status == "failed"
@@ -193,7 +194,7 @@ def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> N
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batches = [create(client, slow(1)) for _ in range(2)]
-        folders = [gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id) for batch in batches]
+        folders = [gateways.first.app.state.batches.at(tenant_folder("default"), batch.id) for batch in batches]
         (folders[0].path / "record").write_bytes(b"\xc1")
         values = msgpack.unpackb((folders[1].path / "record").read_bytes())
         (folders[1].path / "record").write_bytes(msgpack.packb([*values, "new"]))
@@ -207,11 +208,11 @@ def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> N
 def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
-        store = gateways.first.app.state.gateway.files
+        store = gateways.first.app.state.files
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(200))
         size = client.files.retrieve(batch.input_file_id).bytes
-        small = FileStore(store.root, store.max_file_bytes, 2 * size)
+        small = FileStore(store.root, Constants(max_tenant_bytes=2 * size))
         small.check_room("default", size // 2)
         client.files.delete(batch.input_file_id)
         small.check_room("default", size // 2)

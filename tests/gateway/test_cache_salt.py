@@ -15,11 +15,10 @@ from gateway.errors import ApiError
 from gateway.executor import FairExecutor
 from gateway.http.headers import Caller
 from gateway.model import ServedModel
-from gateway.planning import digest_of_inputs
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.responses import ResponseRequest
-from gateway.validation import Validator
+from gateway.validation import Validator, digest_of_inputs
 from services.messages import EngineFigures
 from services.requests import FEATURES, SamplingParams
 from services.settings.settings import Settings

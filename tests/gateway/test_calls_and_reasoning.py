@@ -29,7 +29,12 @@ PATH = "/v1/responses"
 @pytest.fixture(scope="module")
 def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = folder_of(tmp_path_factory.mktemp("calling"), TEMPLATE)
-    with Stack(redis_url, "calling", folder, Settings(reasoning_parser="qwen3", chat_max_tokens=120)) as stack:
+    with Stack(
+        redis_url,
+        "calling",
+        folder,
+        Settings(reasoning_parser="qwen3", override_generation_config={"max_new_tokens": 120}),
+    ) as stack:
         yield stack
 
 

@@ -55,7 +55,7 @@ CUTS = {
 @pytest.fixture(scope="module")
 def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = folder_of(tmp_path_factory.mktemp("cut"), TEMPLATE)
-    with Stack(redis_url, "cut", folder, Settings(chat_max_tokens=120)) as stack:
+    with Stack(redis_url, "cut", folder, Settings(override_generation_config={"max_new_tokens": 120})) as stack:
         yield stack
 
 

@@ -17,6 +17,7 @@ from clients import get, post, show_an_engine, wait_until
 from sse_client import chunks, completion_text
 from stack import Server, Stack
 
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 # takes longer than `wait_until` waits: 20 ms per token
@@ -136,7 +137,9 @@ def left(stack: Stack, body: dict[str, Any], **headers: str) -> None:
 
 @pytest.mark.parametrize("headers", [{"Orca_Resumable": "true"}, {"Idempotency_Key": "grace"}])
 def test_a_resumable_request_has_a_grace(redis_url: str, tiny_folder: Path, headers: dict[str, str]) -> None:
-    with Stack(redis_url, f"grace-{time.monotonic_ns()}", tiny_folder, Settings(grace=1)) as stack:
+    with Stack(
+        redis_url, f"grace-{time.monotonic_ns()}", tiny_folder, Settings(constants=Constants(grace=1.0))
+    ) as stack:
         left(stack, LONG, **headers)
         assert busy(stack) == 1
         wait_until(lambda: busy(stack) == 0)

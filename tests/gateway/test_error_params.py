@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.batches.request import BatchRequest
 from gateway.errors import ApiError
 from gateway.http.body import validate
-from gateway.schemas.batches import BatchRequest
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import MessageRequest

@@ -12,8 +12,7 @@ from committer import END, Committer, submit, take
 
 from gateway.errors import ApiError
 from gateway.pool_client import event_reader
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.event_reader import EventBuffer, EventReader
 from gateway.pool_client.heartbeat import Heartbeat
 from services.errors import PoolUnavailable
 from services.messages import Commit, End, Logprobs, NewSequence, Snapshot, Submission, TokenEvent

@@ -19,7 +19,7 @@ from gateway import executor as executor_module
 from gateway import model as model_module
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, MAX_PENDING, MAX_PENDING_PER_TENANT, SHORT, WORKERS, FairExecutor
-from gateway.http.json_size import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
+from gateway.schemas.json_size import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
 from services.text import Tokenizer
 
 LONG = INLINE + 1

@@ -11,14 +11,13 @@ import httpx
 import pytest
 from committer import END, Committer, submission, submit, take
 
+from gateway.answer.items import Transcript
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.openai.events import ChunkWriter
-from gateway.pool_client import following, read_slots
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client import following
+from gateway.pool_client.event_reader import EventBuffer, EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
 from gateway.pool_client.request_record import RequestRecords
 from services.messages import Commit, Logprobs, Snapshot
@@ -72,19 +71,19 @@ async def test_the_concurrent_reads_of_a_tenant_are_limited(
 ) -> None:
     held = Held(pool, monkeypatch)
     async with asyncio.timeout(20):
-        tasks = [asyncio.create_task(follow(generations, "a")) for _ in range(4 * read_slots.AT_ONCE)]
+        tasks = [asyncio.create_task(follow(generations, "a")) for _ in range(4 * following.AT_ONCE)]
         await held.came.wait()
         for _ in range(10):
             await follow(generations, "b")
         held.go.set()
         await asyncio.gather(*tasks)
-    assert 0 < held.most <= read_slots.AT_ONCE
+    assert 0 < held.most <= following.AT_ONCE
 
 
 async def test_too_many_waiting_reads_are_refused(
     generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_slots, "MOST_WAITING", 1)
+    monkeypatch.setattr(following, "MOST_WAITING", 1)
     held = Held(pool, monkeypatch)
     async with asyncio.timeout(20):
         first = asyncio.create_task(follow(generations, "a"))
@@ -108,7 +107,7 @@ async def test_only_the_last_follower_of_an_unfinished_request_abandons_it(
         told.append(request)
 
     monkeypatch.setattr(pool, "unlisten", unlisten)
-    monkeypatch.setattr(read_slots, "AT_ONCE", 1)  # which a follower of a request without tokens gives back at once
+    monkeypatch.setattr(following, "AT_ONCE", 1)  # which a follower of a request without tokens gives back at once
     monkeypatch.setattr(following, "MOST_FOLLOWERS", 2)
     await pool.submit(submission("c", tenant="a", background=True, body=BODY))
     async with asyncio.timeout(20):

@@ -149,7 +149,7 @@ def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
         feed = Feed(response)
         complete(served, ALICE)
         feed.until_ended(1)
-        second.call(second.app.state.gateway.live.stop())
+        second.call(second.app.state.live.stop())
         while feed.read():
             pass
         again = httpx.get(f"{second.url}/ui/feed", headers=ALICE)

@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import pytest
 from clients import post, show_an_engine, wait_until
+from sse_client import read
 from stack import NAME, Stack
 
 from gateway.gateway import Gateway
@@ -131,6 +132,10 @@ def test_other_errors(http: httpx.Client) -> None:
     for stream in (False, True):
         message = check(http.post(PATH, json=BODY | failing | {"stream": stream}), 500, "api_error")
         assert "the prompt said so" in message
+    begun = {"messages": [{"role": "user", "content": "FAILabc"}], "stream": True}
+    streamed = http.post(PATH, json=BODY | begun, headers={"x-request-id": "mine"})
+    told = read(streamed)[-1].json()
+    assert told["request_id"] == streamed.headers["request-id"] == "mine"
 
 
 def test_count_tokens_refuses_what_a_message_would(http: httpx.Client) -> None:

@@ -47,20 +47,6 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert usage.service_tier == "standard"
 
 
-def test_stop_reasons(client: anthropic.Anthropic) -> None:
-    bounded = create(client, "hello world", max_tokens=3)
-    assert (bounded.stop_reason, bounded.stop_sequence, text_of(bounded)) == ("max_tokens", None, "hello world")
-    stopped = create(client, "one STOP two", stop_sequences=["two", "STOP"])
-    assert (stopped.stop_reason, stopped.stop_sequence, text_of(stopped)) == ("stop_sequence", "STOP", "one ")
-    token = create(client, "abc", extra_body={"stop_token_ids": [client_token("b")]})
-    assert (token.stop_reason, token.stop_sequence, text_of(token)) == ("end_turn", None, "a")
-
-
-def client_token(byte: str) -> int:
-    """The vocabulary of these tests begins with the printable characters, in order."""
-    return ord(byte) - ord("!")
-
-
 def test_a_system_prompt_and_blocks(client: anthropic.Anthropic) -> None:
     cached: Any = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}
     system: Any = [{"type": "text", "text": "a"}, cached]
@@ -144,14 +130,6 @@ def test_the_client_s_own_accumulation(client: anthropic.Anthropic) -> None:
 def test_the_same_seed_gives_the_same_message(client: anthropic.Anthropic) -> None:
     asked = {"extra_body": {"seed": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "metadata": {"user_id": None}}}
     assert text_of(create(client, "hi", **asked)) == text_of(create(client, "hi", **asked))
-
-
-def test_an_idempotency_key_gives_the_same_message(client: anthropic.Anthropic) -> None:
-    headers = {"Idempotency-Key": "messages-1"}
-    first = create(client, "hi", extra_headers=headers)
-    assert create(client, "hi", extra_headers=headers) == first
-    with pytest.raises(anthropic.BadRequestError, match="another request"):
-        create(client, "ho", extra_headers=headers)
 
 
 def test_models(client: anthropic.Anthropic) -> None:

@@ -85,12 +85,10 @@ def test_the_server_says_how_it_keeps_the_weights(http: httpx.Client, client: An
 
 
 def test_settings_go_before_the_model(redis_url: str, folder: Path) -> None:
-    settings = Settings(
-        generation_config="vllm", override_generation_config={"top_k": 3, "max_new_tokens": 8}, chat_max_tokens=12
-    )
+    settings = Settings(generation_config="vllm", override_generation_config={"top_k": 3, "max_new_tokens": 8})
     with Stack(redis_url, "overridden", folder, settings) as stack, httpx.Client(base_url=stack.url) as http:
         made = sampled(stack, http, CHAT)
-        assert (of(made), made.max_new_tokens) == (NEUTRAL | {"top_k": 3}, 12)
+        assert (of(made), made.max_new_tokens) == (NEUTRAL | {"top_k": 3}, 8)
         assert http.get("/v1/models/tiny").json()["default_sampling_params"] == {"top_k": 3, "max_new_tokens": 8}
 
 

@@ -17,6 +17,7 @@ from sse_client import read
 from stack import NAME, Stack
 from typing_extensions import TypedDict
 
+from gateway.endpoints import BATCHED, ENDPOINTS
 from gateway.http.documented import GENERATION_HEADERS, documented
 from gateway.http.openapi import document as document_of
 from gateway.http.openapi import undocumented
@@ -291,3 +292,8 @@ def test_requests_are_openai_s_but_for_what_is_declared(document: dict[str, Any]
 def _body(operation: dict[str, Any]) -> Any:
     (content,) = operation["requestBody"]["content"].values()
     return content["schema"]
+
+
+def test_batches_take_the_endpoints_that_openai_s_document_names() -> None:
+    named = openai_document.whole()["components"]["schemas"]["CreateBatchRequest"]["properties"]["endpoint"]["enum"]
+    assert set(BATCHED) == ENDPOINTS.keys() & set(named)

@@ -15,6 +15,7 @@ from stack import Stack
 from test_bad_input import check_error
 
 from services.messages import Exchange, Room
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -27,7 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranked(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
-    settings = Settings(order="priority", earliest_class=-2)
+    settings = Settings(order="priority", tenant_limits={"default": {"earliest_class": -2}})
     with Stack(redis_url, "ranked", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
         yield client
 
@@ -41,7 +42,7 @@ def test_requests_are_claimed_by_class_and_target(redis_url: str, tiny_folder: P
         {"service_tier": "priority"},
         {"priority": -1, "ttft_target": 3, "service_tier": "auto"},
     ]
-    settings = Settings(order="priority", ageing=3600, ttft_target=20)
+    settings = Settings(order="priority", constants=Constants(ageing=3600.0, ttft_target=20.0))
     with Stack(redis_url, f"order-{time.monotonic_ns()}", tiny_folder, settings, engine=False) as stack:
         stack.call(show_an_engine(stack))
         connections = []
@@ -108,7 +109,7 @@ def test_a_class_before_the_earliest_is_refused(ranked: httpx.Client, path: str)
 
 
 def test_an_error_names_the_tier_that_set_the_class(redis_url: str, tiny_folder: Path) -> None:
-    settings = Settings(order="priority", earliest_class=0)
+    settings = Settings(order="priority", tenant_limits={"default": {"earliest_class": 0}})
     with Stack(redis_url, "plain-tiers", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
         error = check_error(client.post(CHAT, json=BODIES[CHAT] | {"service_tier": "priority"}), 400, "-1")
         assert error["param"] == "service_tier"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answer.parsers.pieces import CALL, REASONING, TEXT, Parser, Piece, PieceWriter
 from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser
+from gateway.answer.parts import CALL, REASONING, TEXT, Parser, Part, PartWriter
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Oslo", "days": [1, 2]}}'
 TIME = '{"name": "time", "arguments": {}}'
@@ -23,23 +23,23 @@ def parser(name: str, thinking: bool = False, open: bool = False, parallel: bool
     return made
 
 
-def read(parser: Parser, *texts: str) -> list[Piece]:
-    writer = PieceWriter()
+def read(parser: Parser, *texts: str) -> list[Part]:
+    writer = PartWriter()
     for piece in [p for text in texts for p in parser.push(text)] + parser.finish():
         writer.add(piece.kind, piece.text, piece.call, piece.name)
     return writer.take()
 
 
-def said(text: str) -> Piece:
-    return Piece(TEXT, text)
+def said(text: str) -> Part:
+    return Part(TEXT, text)
 
 
-def thought(text: str) -> Piece:
-    return Piece(REASONING, text)
+def thought(text: str) -> Part:
+    return Part(REASONING, text)
 
 
-def call(index: int, name: str, arguments: str) -> Piece:
-    return Piece(CALL, arguments, index, name)
+def call(index: int, name: str, arguments: str) -> Part:
+    return Part(CALL, arguments, index, name)
 
 
 CALLED = [call(0, "weather", SKY)]
@@ -144,7 +144,7 @@ def test_calls(case: str, whole: bool) -> None:
         (False, H, CALLED),
     ],
 )
-def test_reasoning(open: bool, text: str, expected: list[Piece], whole: bool) -> None:
+def test_reasoning(open: bool, text: str, expected: list[Part], whole: bool) -> None:
     assert read(parser("hermes", True, open), *([text] if whole else text)) == expected
     alone = make_parser("", "deepseek_r1", open, True)
     if not any(piece.kind is CALL for piece in expected):
@@ -161,8 +161,8 @@ def test_a_call_is_given_while_it_is_written() -> None:
     reader = parser("hermes")
     texts = ["I look.", "\n<tool_call>", '{"name": "weather', '", "arguments": {"ci', 'ty": "Oslo', '"}}\n</tool_call>']
     given = [reader.push(text) for text in texts]
-    first = Piece(CALL, '{"ci', 0, "weather")
-    assert given == [[said("I look.")], [], [], [first], [Piece(CALL, 'ty": "Oslo', 0)], [Piece(CALL, '"}', 0)]]
+    first = Part(CALL, '{"ci', 0, "weather")
+    assert given == [[said("I look.")], [], [], [first], [Part(CALL, 'ty": "Oslo', 0)], [Part(CALL, '"}', 0)]]
 
 
 MARKS = ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"]
@@ -216,7 +216,7 @@ def test_any_cut_gives_the_same(text: str, name: str, reasoning: str, open: bool
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> tuple[str, list[Piece]]:
+def conversations(draw: st.DrawFn) -> tuple[str, list[Part]]:
     """An answer in the syntax of `hermes` with thinking, and what it says."""
     words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"], exclude_characters="<[{"), min_size=1)
     schemaless = st.dictionaries(st.text(), st.recursive(st.integers() | st.text(), lambda v: st.lists(v, max_size=3)))
@@ -236,6 +236,6 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[Piece]]:
 
 @settings(max_examples=100)
 @given(conversation=conversations(), size=st.integers(1, 9))
-def test_what_was_meant_is_read(conversation: tuple[str, list[Piece]], size: int) -> None:
+def test_what_was_meant_is_read(conversation: tuple[str, list[Part]], size: int) -> None:
     text, expected = conversation
     assert read(parser("hermes", True), *(text[i : i + size] for i in range(0, len(text), size))) == expected

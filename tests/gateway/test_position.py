@@ -13,7 +13,7 @@ from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
 from gateway.http.headers import Position
 from gateway.model import ServedModel
-from gateway.openai.events import ChunkWriter
+from gateway.openai.events import ChunkWriter, check_position
 from services.messages import TokenEvent
 
 TEXT_FIELDS = ("include_stop", "skip_special_tokens")
@@ -67,7 +67,7 @@ def written(writer: ChunkWriter, events: list[TokenEvent], data: st.DataObject |
 def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any]) -> ChunkWriter:
     position = Position.parse(id.decode())
     made = answer(model, choices, position.counts, **fields)
-    position.check(made.plan)
+    check_position(position, made.plan)
     return ChunkWriter(made, len(position.counts), with_ids=True)
 
 
@@ -139,7 +139,7 @@ def test_an_invalid_id_is_refused(id: str) -> None:
 )
 def test_a_position_that_no_event_has_is_refused(model: ServedModel, indices: str, kind: AnswerKind, text: str) -> None:
     with pytest.raises(ApiError, match=text):
-        Position.parse(f"{REQUEST}:{indices}").check(answer(model, 2, kind=kind).plan)
+        check_position(Position.parse(f"{REQUEST}:{indices}"), answer(model, 2, kind=kind).plan)
 
 
 def test_a_position_after_the_end_is_refused_when_the_end_is_known(model: ServedModel) -> None:

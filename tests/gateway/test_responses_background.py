@@ -14,6 +14,7 @@ from clients import wait_until
 from stack import NAME, Stack
 
 from services.pool.pool import RequestPool
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 from services.settings.types import hash_of
 
@@ -83,7 +84,7 @@ async def end_of(pool: RequestPool, request: str) -> None:
 
 
 def test_a_background_response_outlives_its_gateway(redis_url: str, tiny_folder: Path) -> None:
-    with Stack(redis_url, "graceful", tiny_folder, Settings(grace=1)) as stack:
+    with Stack(redis_url, "graceful", tiny_folder, Settings(constants=Constants(grace=1.0))) as stack:
         with Stack(redis_url, "graceful", tiny_folder, stack.settings, engine=False) as gone, client_of(gone) as client:
             made = client.responses.create(background=True, max_output_tokens=100, **SLOW)
         stack.call(end_of(stack.pool, made.id))
@@ -139,7 +140,7 @@ def test_deletion_matches_the_document(client: openai.OpenAI, stack: Stack) -> N
 
 
 def test_an_expired_response_is_not_found(redis_url: str, tiny_folder: Path) -> None:
-    settings = Settings(keep_ended=1)
+    settings = Settings(constants=Constants(keep_ended=1.0))
     with Stack(redis_url, "short", tiny_folder, settings) as stack, client_of(stack) as client:
         made = client.responses.create(model=NAME, input="hi", background=True)
 

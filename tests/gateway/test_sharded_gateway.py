@@ -20,6 +20,7 @@ from stack import NAME, Server, Stack
 
 from cli import status
 from services.pool.shards import ShardState, Slots, shard_of, slot_of
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
@@ -68,7 +69,7 @@ def urls(servers: list[Server]) -> str:
 @pytest.fixture(scope="module")
 def stack(urls: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A gateway on both shards, with an engine in each."""
-    settings = Settings(files_dir=str(tmp_path_factory.mktemp("files")), lines_in_flight=16)
+    settings = Settings(files_dir=str(tmp_path_factory.mktemp("files")), constants=Constants(lines_in_flight=16))
     with Stack(urls, "sharded", tiny_folder, settings) as stack:
         wait_until(lambda: ready_engines(stack) == 2)
         yield stack

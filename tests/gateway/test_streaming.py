@@ -16,14 +16,14 @@ from clients import get, post, show_an_engine
 from stack import Stack
 from starlette.types import Message
 
-from gateway.answer import streaming as streams
+from gateway import streaming as streams
 from gateway.answer.plan import Plan
-from gateway.answer.streaming import EventStream, StreamWriter
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
-from gateway.pool_client import event_buffer, following
-from gateway.pool_client.event_buffer import EventBuffer
-from gateway.pool_client.generation import Generation
+from gateway.pool_client import event_reader, following
+from gateway.pool_client.event_reader import EventBuffer
+from gateway.pool_client.following import Generation
+from gateway.streaming import EventStream, StreamWriter
 from services.messages import End, Snapshot, TokenEvent
 from services.requests import FinishReason
 from services.settings.settings import Settings
@@ -94,7 +94,7 @@ async def taken(buffer: EventBuffer) -> list[TokenEvent]:
 
 
 async def test_too_many_unread_events_are_an_error_after_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    monkeypatch.setattr(event_reader, "UNREAD", 10)
     slow = EventBuffer("r", ["r/0"])
     for index in range(1000):
         assert slow.put(TokenEvent("r/0", index, 7), 0.0)
@@ -105,7 +105,7 @@ async def test_too_many_unread_events_are_an_error_after_the_first_ones(monkeypa
 
 
 async def test_a_follower_that_takes_events_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    monkeypatch.setattr(event_reader, "UNREAD", 10)
     reader = EventBuffer("r", ["r/0", "r/1"])
     for index in range(100):
         reader.put(TokenEvent("r/0", index, 7), 0.0)
@@ -115,7 +115,7 @@ async def test_a_follower_that_takes_events_has_no_limit(monkeypatch: pytest.Mon
 
 
 async def test_a_long_snapshot_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    monkeypatch.setattr(event_reader, "UNREAD", 10)
     follower = EventBuffer("r", ["r/0"])
     follower.catch_up(Snapshot("r/0", True, 3, 0, [7] * 100), 0.0)
     assert len(await follower.take()) == 100

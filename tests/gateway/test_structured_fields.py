@@ -8,15 +8,15 @@ import pytest
 
 from gateway.errors import ApiError, Kind
 from gateway.http.body import validate
-from gateway.http.json_size import MOST_MEMBERS
-from gateway.planning import digest_of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.json_size import MOST_MEMBERS
 from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
 from gateway.schemas.strict import MAX_ITEMS
 from gateway.schemas.structured import ConstraintKind, TagFields
+from gateway.validation import digest_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[type[GenerationFields], dict[str, Any]] = {

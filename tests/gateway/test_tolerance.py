@@ -15,9 +15,9 @@ from stack import NAME, Stack
 from gateway.errors import ApiError
 from gateway.http import body
 from gateway.http.body import validate
-from gateway.http.json_size import MOST_MEMBERS
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.json_size import MOST_MEMBERS
 from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
 from services.settings.settings import Settings

@@ -8,11 +8,11 @@ import pytest
 
 from gateway.errors import ApiError, Kind
 from gateway.http.body import validate
-from gateway.planning import digest_of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.schemas.responses import ResponseRequest
 from gateway.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
+from gateway.validation import digest_of
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "The weather of a city.", "strict": True}

@@ -39,7 +39,7 @@ def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = make_folder(tmp_path_factory.mktemp("narrow"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
-    with Stack(redis_url, "narrow", folder, Settings(chat_max_tokens=5)) as stack:
+    with Stack(redis_url, "narrow", folder, Settings(override_generation_config={"max_new_tokens": 5})) as stack:
         yield stack
 
 

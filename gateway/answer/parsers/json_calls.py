@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.answer.parsers.call_object import CallObject
-from gateway.answer.parsers.pieces import CALL, TEXT, Piece, PieceWriter, Trimmed
+from gateway.answer.parts import CALL, TEXT, Part, PartWriter, Trimmed
 
 BETWEEN = frozenset(" \t\r\n,;[]}")  # allowed before, between and after the objects of calls
 
@@ -30,7 +30,7 @@ class JsonCalls:
         self._begin, self._end = begin, end
         self._bare = bare  # whether a call may begin without a mark
         self._needs_arguments = needs_arguments
-        self._writer = PieceWriter()
+        self._writer = PartWriter()
         self._content = Trimmed(self._writer, TEXT)
         self._read: Callable[[str], None] = self._text
         self._mark = ""  # the beginning of a mark
@@ -41,7 +41,7 @@ class JsonCalls:
         self._object = CallObject()
         self._begun = False  # the beginning of the call in `_object` has been returned
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[Part]:
         if self._read == self._text and not self._mark and not self._bare and self._begin[0] not in text:
             self._content.add(text)  # what most tokens of most answers are
             return self._writer.take()
@@ -55,7 +55,7 @@ class JsonCalls:
         self._take_arguments()
         return self._writer.take()
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Part]:
         held, self._mark = self._mark, ""
         if self._begun:
             self._read_object(held)

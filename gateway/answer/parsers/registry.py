@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from gateway.answer.parsers.json_calls import JsonCalls
 from gateway.answer.parsers.mistral import MistralCalls
-from gateway.answer.parsers.pieces import Parser, Piece
 from gateway.answer.parsers.thinking import BEGIN, END, Thinking
+from gateway.answer.parts import Parser, Part
 
 # by vLLM's names
 TOOL_PARSERS: dict[str, Callable[[], Parser]] = {
@@ -44,8 +44,8 @@ class FirstCall:
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
 
-    def push(self, text: str) -> list[Piece]:
-        return [piece for piece in self._parser.push(text) if piece.call <= 0]
+    def push(self, text: str) -> list[Part]:
+        return [part for part in self._parser.push(text) if part.call <= 0]
 
-    def finish(self) -> list[Piece]:
-        return [piece for piece in self._parser.finish() if piece.call <= 0]
+    def finish(self) -> list[Part]:
+        return [part for part in self._parser.finish() if part.call <= 0]

@@ -3,7 +3,7 @@ reads."""
 
 from __future__ import annotations
 
-from gateway.answer.parsers.pieces import REASONING, TEXT, Parser, Piece, PieceWriter, Trimmed
+from gateway.answer.parts import REASONING, TEXT, Parser, Part, PartWriter, Trimmed
 
 BEGIN, END = "<think>", "</think>"
 
@@ -17,7 +17,7 @@ class Thinking:
 
     def __init__(self, rest: Parser | None = None, open: bool = False) -> None:
         self._rest = rest
-        self._writer = PieceWriter()
+        self._writer = PartWriter()
         self._reasoning = Trimmed(self._writer, REASONING, after_mark=True)
         self._open = open  # inside the reasoning
         self._ended = False  # what follows is not reasoning
@@ -25,23 +25,23 @@ class Thinking:
         self._mark = ""  # the beginning of a mark
         self._spaces: list[str] = []  # before a first mark
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[Part]:
         if self._ended and not self._after_mark:
-            return [Piece(TEXT, text)] if self._rest is None else self._rest.push(text)
+            return [Part(TEXT, text)] if self._rest is None else self._rest.push(text)
         if not (self._open or self._ended):
             text = self._before(text)
         if self._open:
             text = self._inside(text)
         return self._writer.take() + self._push_rest(text)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Part]:
         held, self._mark = "".join(self._spaces) + self._mark, ""
         if self._open:
             self._reasoning.add(held)
             self._reasoning.finish()
             held = ""
-        pieces = self._writer.take() + self._push_rest(held)
-        return pieces if self._rest is None else _joined(pieces, self._rest.finish())
+        parts = self._writer.take() + self._push_rest(held)
+        return parts if self._rest is None else _joined(parts, self._rest.finish())
 
     def _before(self, text: str) -> str:
         """Read up to the beginning of the reasoning. Returns what follows it, or all of the text if there is none."""
@@ -78,18 +78,18 @@ class Thinking:
         self._mark = text[held:]
         return ""
 
-    def _push_rest(self, text: str) -> list[Piece]:
+    def _push_rest(self, text: str) -> list[Part]:
         if self._after_mark:
             text = text.lstrip()
             self._after_mark = not text
         if not text:
             return []
-        return [Piece(TEXT, text)] if self._rest is None else self._rest.push(text)
+        return [Part(TEXT, text)] if self._rest is None else self._rest.push(text)
 
 
-def _joined(pieces: list[Piece], more: list[Piece]) -> list[Piece]:
+def _joined(parts: list[Part], more: list[Part]) -> list[Part]:
     """Both lists, with their neighbours joined if they are of one kind."""
-    writer = PieceWriter()
-    for piece in [*pieces, *more]:
-        writer.add(piece.kind, piece.text, piece.call, piece.name)
+    writer = PartWriter()
+    for part in [*parts, *more]:
+        writer.add(part.kind, part.text, part.call, part.name)
     return writer.take()

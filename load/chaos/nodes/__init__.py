@@ -42,7 +42,13 @@ CUTS = (5.0, 60.0)  # seconds
 BACK = 120.0  # seconds within which both engines must be ready again
 # a null engine with this many requests in an iteration of this many seconds computes 160 tokens/s, on any machine
 ENGINES = 2
-SETTINGS = {"null_engine": True, "null_iteration": 0.05, "max_batch_size": 8, "engines": ENGINES, "gateways": 2}
+SETTINGS = {
+    "null_engine": True,
+    "constants": {"null_iteration": 0.05},
+    "max_batch_size": 8,
+    "engines": ENGINES,
+    "gateways": 2,
+}
 
 
 def enter() -> None:

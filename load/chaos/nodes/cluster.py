@@ -74,9 +74,9 @@ class Cluster:
         (self.head.folder / "serve.yaml").write_text(yaml.safe_dump(config))
         started = self.head.folder / "ray/ray_current_cluster"  # by which processes of the head find it
         _until("Ray's head is started", started.exists)
-        self.head.run(
-            [sys.executable, "-m", "load.chaos.nodes.deploy", "/tmp/serve.yaml"]
-        )  # the head's folder is its /tmp
+        # `serve deploy` asks the dashboard, which takes as much memory as two engines, so that heads here have none
+        serve = str(Path(sys.executable).with_name("serve"))
+        self.head.run([serve, "run", "--non-blocking", "--address=auto", "/tmp/serve.yaml"])  # its /tmp is its folder
         self._until_ready()
 
     def open_pool(self) -> RequestPool:

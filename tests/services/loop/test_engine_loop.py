@@ -15,13 +15,13 @@ from services.requests import BATCH_CLASS, SamplingParams
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from services.scheduling.last_class import CLAIM_INTERVAL, LULL
 from tests.services.loop.test_request_stats import counted
-from tests.services.loop.world import EOS, SEAT, WORD, World, stop, virtual
+from tests.services.loop.world import EOS, SEAT, WORD, World, begun, stop, virtual
 
 
 @virtual
 async def test_a_single_request_runs_and_is_committed_without_delay() -> None:
-    world = World(iteration=lambda it: 0.1, exchange=0.001)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    world = World(exchange=0.001)
+    loop = await world.run()
     await asyncio.sleep(1)
     id = await world.submit("a", prompt=20, new=3)
     await world.ended(id)
@@ -38,7 +38,7 @@ async def test_a_single_request_runs_and_is_committed_without_delay() -> None:
 async def test_claims_fill_the_batch_without_a_gap_after_ends_by_length() -> None:
     world = World(batch=2)
     ids = [await world.submit(name, new=2) for name in "abcdef"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     batches = [list(batch) for batch in world.engine.batches()]
     assert batches == [["a/0", "b/0"], ["a/0", "b/0"], ["c/0", "d/0"], ["c/0", "d/0"], ["e/0", "f/0"], ["e/0", "f/0"]]
@@ -51,7 +51,7 @@ async def test_after_an_end_by_eos_the_place_is_filled_one_iteration_later() -> 
     world = World(batch=1)
     world.engine.token = lambda id: EOS
     ids = [await world.submit(name, new=9) for name in "ab"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     assert await world.read("a/0") == ([EOS], "stop")
     assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["b/0"]]
@@ -60,10 +60,7 @@ async def test_after_an_end_by_eos_the_place_is_filled_one_iteration_later() -> 
 
 @virtual
 async def test_a_claim_made_during_an_iteration_joins_the_next_one() -> None:
-    world = World(iteration=lambda it: 0.1)
-    await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.05)
+    world, _, loop = await begun(0.05, new=5)
     await world.submit(
         "b", prompt=30, new=2
     )  # during the first iteration: it is claimed in the second and runs in the third
@@ -74,10 +71,7 @@ async def test_a_claim_made_during_an_iteration_joins_the_next_one() -> None:
 
 @virtual
 async def test_the_lease_is_renewed_while_a_long_iteration_runs() -> None:
-    world = World(lease=3.0, iteration=lambda it: 10.0)
-    id = await world.submit("a", new=1)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(9.9)
+    world, id, loop = await begun(9.9, new=1, lease=3.0, iteration=lambda it: 10.0)
     assert not (await world.pool.acquire(SEAT, "another", 3.0)).granted
     sent = [round(time, 2) for time, _ in world.connection.sent]
     assert sent == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
@@ -89,7 +83,7 @@ async def test_the_lease_is_renewed_while_a_long_iteration_runs() -> None:
 @virtual
 async def test_an_idle_loop_renews_the_lease_and_wakes_at_the_bell() -> None:
     world = World(lease=3.0)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(10.5)
     assert all(x.idle for _, x in world.connection.sent)
     assert all(later - sooner < 1.01 for (sooner, _), (later, _) in pairwise(world.connection.sent))
@@ -106,7 +100,7 @@ async def test_pipeline_stages_are_kept_busy_with_as_many_batches() -> None:
     """Algorithm 1, lines 9 and 10. An iteration takes 0.2 s and leaves the first of two stages after 0.1 s."""
     world = World(iteration=lambda it: 0.2, knobs=Knobs(1, batches_in_flight=2))
     ids = [await world.submit(name, new=3) for name in "ab"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["b/0"]] * 3
     assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
@@ -119,10 +113,10 @@ async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> 
     """An iteration takes 0.1 s, and its result arrives 0.05 s later."""
     spent, measured = {}, {}
     for lookahead in (0, 1):
-        world = World(iteration=lambda it: 0.1, knobs=Knobs(4, lookahead=lookahead))
+        world = World(knobs=Knobs(4, lookahead=lookahead))
         world.engine.delay = 0.05
         id = await world.submit("a", new=10)
-        loop = asyncio.create_task((await world.take_seat()).run())
+        loop = await world.run()
         await world.ended(id)
         starts = [began for began, _ in world.engine.ran]
         spent[lookahead] = {round(later - sooner, 6) for sooner, later in pairwise(starts)}
@@ -139,7 +133,7 @@ async def test_with_lookahead_an_end_by_eos_wastes_one_token() -> None:
     world = World(knobs=Knobs(1, lookahead=1))
     world.engine.token = lambda id: EOS
     ids = [await world.submit(name, new=9) for name in "ab"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     assert [await world.read(id) for id in ids] == [([EOS], "stop")] * 2
     assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["a/0"], ["b/0"], ["b/0"]]
@@ -152,7 +146,7 @@ async def test_engines_on_one_pool_claim_as_much_as_they_have_room_for() -> None
     worlds = [World(iteration=lambda it, seconds=seconds: seconds, knobs=Knobs(2)) for seconds in (0.1, 0.3)]
     worlds[1].pool = worlds[1].connection.pool = worlds[0].pool
     ids = [await worlds[0].submit(f"{i:02}", new=4) for i in range(32)]
-    loops = [asyncio.create_task((await world.take_seat(seat=f"c/{i}")).run()) for i, world in enumerate(worlds)]
+    loops = [await world.run(seat=f"c/{i}") for i, world in enumerate(worlds)]
     await worlds[0].ended(*ids)
     assert [await worlds[0].read(id) for id in ids] == [([WORD] * 4, "length")] * 32
     served = [len({id for batch in world.engine.batches() for id in batch}) for world in worlds]
@@ -165,7 +159,7 @@ async def test_engines_on_one_pool_claim_as_much_as_they_have_room_for() -> None
 async def test_a_slow_pool_does_not_slow_the_engine() -> None:
     world = World(iteration=lambda it: 0.01, exchange=0.035)
     id = await world.submit("a", new=20)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(id)
     assert all(round(later - sooner, 6) == 0.01 for (sooner, _), (later, _) in pairwise(world.engine.ran))
     assert await world.read(id) == ([WORD] * 20, "length")
@@ -179,7 +173,7 @@ async def test_lines_of_batches_start_after_the_lull_and_requests_are_claimed_be
     other = await world.submit("a", new=1)
     line = NewSequence("line/0", [WORD], SamplingParams(2))
     await world.pool.submit(Submission("line", "g", [line], priority=BATCH_CLASS))
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(other, line.id)
     (_, second, _) = (began for began, _ in world.engine.ran)
     assert second == pytest.approx(0.3 + LULL, abs=0.05)  # after the end of the iteration with another request
@@ -190,10 +184,10 @@ async def test_lines_of_batches_start_after_the_lull_and_requests_are_claimed_be
 
 @virtual
 async def test_cancelled_requests_are_not_in_the_next_iteration() -> None:
-    world = World(iteration=lambda it: 0.1)
+    world = World()
     await world.submit("a", new=50)
     await world.submit("b", new=50)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.55)
     await world.pool.cancel("a")
     await world.ended("a/0")
@@ -209,7 +203,7 @@ async def test_cancelled_requests_are_not_in_the_next_iteration() -> None:
 async def test_stop_commits_the_iteration_in_flight_and_claims_nothing_more() -> None:
     world = World(iteration=lambda it: 1.0, batch=2)
     ids = [await world.submit(name, new=5) for name in "abc"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(1.5)
     world.loop.stop()
     await loop
@@ -217,7 +211,7 @@ async def test_stop_commits_the_iteration_in_flight_and_claims_nothing_more() ->
     assert not world.connection.sent[-1][1].idle
     assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2 + [([], None)]
     await world.pool.release(SEAT, world.epoch)
-    again = asyncio.create_task((await world.take_seat("another")).run())
+    again = await world.run("another")
     await world.ended(*ids)
     assert [await world.read(id) for id in ids] == [([WORD] * 5, "length")] * 3
     await stop(world, again)
@@ -230,7 +224,7 @@ def now_is(time: float) -> bool:
 @virtual
 async def test_stop_ends_an_idle_loop_at_once() -> None:
     world = World(lease=30.0)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(1.0)
     await stop(world, loop)
     assert now_is(1.0)
@@ -241,7 +235,7 @@ async def test_figures_are_sent_once_and_counters_add_up() -> None:
     world = World(batch=2)
     ids = [await world.submit("a", prompt=10, new=3), await world.submit("b", prompt=20, new=2)]
     ids += [await world.submit("c", prompt=5, new=1)]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     await stop(world, loop)
     assert [x.figures for _, x in world.connection.sent] == [world.figures] + [None] * (len(world.connection.sent) - 1)
@@ -281,7 +275,7 @@ async def test_iterations_of_the_walkthroughs_workloads(
         await world.submit(f"{i:02}", len(request.prompt), request.max_new_tokens)
         for i, request in enumerate(workload())
     ]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(*ids)
     assert len(world.engine.ran) == iterations
     for id, request in zip(ids, workload(), strict=True):

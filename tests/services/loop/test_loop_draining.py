@@ -26,7 +26,7 @@ async def two_worlds(drain_timeout: float = 10.0) -> tuple[World, World]:
 @virtual
 async def test_an_idle_seat_ends_as_soon_as_it_is_surplus() -> None:
     world, other = await two_worlds()
-    running = asyncio.create_task((await other.take_seat(seat=SECOND)).run())
+    running = await other.run(seat=SECOND)
     await asyncio.sleep(3)
     told = now()
     await world.pool.scale("c", 1)
@@ -38,11 +38,11 @@ async def test_an_idle_seat_ends_as_soon_as_it_is_surplus() -> None:
 async def test_requests_of_a_surplus_seat_finish_there_and_new_ones_run_elsewhere() -> None:
     first, second = await two_worlds()
     old = await second.submit("old", new=MANY)
-    running = asyncio.create_task((await second.take_seat(seat=SECOND)).run())
+    running = await second.run(seat=SECOND)
     await asyncio.sleep(1)
     await first.pool.scale("c", 1)
     new = await first.submit("new", new=FEW)
-    loop = asyncio.create_task((await first.take_seat()).run())
+    loop = await first.run()
     await running
     assert await first.read(old) == ([WORD] * MANY, "length")
     assert {id for batch in second.engine.batches() for id in batch} == {old}
@@ -55,7 +55,7 @@ async def test_requests_of_a_surplus_seat_finish_there_and_new_ones_run_elsewher
 async def test_what_has_not_finished_in_time_goes_back_with_its_tokens() -> None:
     first, second = await two_worlds(drain_timeout=1.0)
     id = await second.submit("long", new=MANY)
-    running = asyncio.create_task((await second.take_seat(seat=SECOND)).run())
+    running = await second.run(seat=SECOND)
     await asyncio.sleep(1)
     told = now()
     await first.pool.scale("c", 1)
@@ -65,7 +65,7 @@ async def test_what_has_not_finished_in_time_goes_back_with_its_tokens() -> None
     kept, end = await first.read(id)
     assert end is None
     assert 15 < len(kept) < MANY
-    loop = asyncio.create_task((await first.take_seat()).run())
+    loop = await first.run()
     await first.ended(id)
     assert await first.read(id) == ([WORD] * MANY, "length")
     assert sum(len(x.commits[0].tokens) for _, x in first.connection.sent if x.commits) == MANY - len(kept)
@@ -76,7 +76,7 @@ async def test_what_has_not_finished_in_time_goes_back_with_its_tokens() -> None
 async def test_a_seat_that_is_wanted_again_goes_on() -> None:
     first, second = await two_worlds(drain_timeout=2.0)
     old = await second.submit("old", new=MANY)
-    running = asyncio.create_task((await second.take_seat(seat=SECOND)).run())
+    running = await second.run(seat=SECOND)
     await asyncio.sleep(0.5)
     await first.pool.scale("c", 1)
     await asyncio.sleep(1)

@@ -12,18 +12,13 @@ import pytest
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
 from services.loop.observers import Leaving, Observer
 from services.messages import Exchange, ExchangeReply, Room
-from tests.services.loop.world import SEAT, WORD, Connection, World, now, stop, virtual
+from tests.services.loop.world import SEAT, WORD, Connection, World, begun, now, stop, virtual
 
 
 @virtual
 async def test_the_engine_continues_while_the_pool_is_away() -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=30)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.55)
-    world.connection.down = "request"
-    await asyncio.sleep(1.0)
-    world.connection.down = ""
+    world, id, loop = await begun(0.55, new=30)
+    await world.connection.away(1.0)
     await world.ended(id)
     assert await world.read(id) == ([WORD] * 30, "length")
     assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
@@ -40,7 +35,7 @@ async def test_the_engine_continues_while_the_pool_is_away() -> None:
 async def test_retries_are_delayed_more_and_more_and_the_next_outage_begins_anew() -> None:
     world = World(lease=1.5, iteration=lambda it: 100.0)
     id = await world.submit("a")
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     for start in (0.75, 6.75):  # the lease is renewed every 0.5 s
         await asyncio.sleep(start - now())
         before, world.connection.down = len(world.connection.sent), "request"
@@ -68,7 +63,7 @@ async def test_a_bell_that_fails_or_hangs_leads_to_the_next_exchange() -> None:
         finally:
             cancelled.append(round(now(), 1))
 
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.5)
     world.connection.cut()
     await asyncio.sleep(0.25)
@@ -91,7 +86,7 @@ async def test_a_lost_reply_has_no_effect() -> None:
     world = World()
     world.connection.down = "reply"
     ids = [await world.submit(name, new=3) for name in "abc"]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.5)
     assert world.engine.ran == []
     world.connection.down = ""
@@ -108,7 +103,7 @@ async def test_a_lost_reply_has_no_effect() -> None:
 @virtual
 async def test_an_idle_loop_without_a_pool_is_no_busy_loop() -> None:
     world = World()
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.5)
     world.connection.down = "request"
     await asyncio.sleep(60)
@@ -122,10 +117,7 @@ async def test_an_idle_loop_without_a_pool_is_no_busy_loop() -> None:
 
 @virtual
 async def test_after_the_end_of_its_epoch_the_loop_ends_and_writes_no_tokens() -> None:
-    world = World(iteration=lambda it: 1.0)
-    id = await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(1.5)
+    world, id, loop = await begun(1.5, new=5, iteration=lambda it: 1.0)
     assert await world.read(id) == ([WORD], None)
     world.engine.token = lambda id: WORD + 1
     await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
@@ -136,7 +128,7 @@ async def test_after_the_end_of_its_epoch_the_loop_ends_and_writes_no_tokens() -
 
 @virtual
 async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() -> None:
-    world = World(iteration=lambda it: 0.1)
+    world = World()
     world.engine.dies = 3
     ids = [await world.submit(name, prompt=20, new=5) for name in "ab"]
     with pytest.raises(EngineLost):
@@ -144,7 +136,7 @@ async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() 
     assert await world.read("a/0") == ([WORD] * 2, None)
     first, world.engine.ran = world.epoch, []
     world.engine.dies = 0
-    loop = asyncio.create_task((await world.take_seat(dead_epoch=first)).run())
+    loop = await world.run(dead_epoch=first)
     await world.ended(*ids)
     assert world.engine.batches()[0] == {"a/0": 22, "b/0": 22}
     assert [await world.read(id) for id in ids] == [([WORD] * 5, "length")] * 2
@@ -153,7 +145,7 @@ async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() 
 
 @virtual
 async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() -> None:
-    world = World(iteration=lambda it: 0.1, exchange=0.15)  # slower than an iteration
+    world = World(exchange=0.15)  # slower than an iteration
     world.engine.dies = 3
     await world.submit("a", new=5)
     with pytest.raises(EngineLost):
@@ -164,7 +156,7 @@ async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() ->
 
 @virtual
 async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known() -> None:
-    world = World(iteration=lambda it: 0.1, exchange=0.25)
+    world = World(exchange=0.25)
     world.engine.dies = 3
     ids = [await world.submit(name, new=5) for name in "ab"]
     with pytest.raises(EngineLost):
@@ -177,10 +169,10 @@ async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests
 
 @virtual
 async def test_after_a_lost_engine_the_loop_waits_for_the_pool_for_one_lease() -> None:
-    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world = World(lease=5.0)
     world.engine.dies = 3
     id = await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.15)
     world.connection.down = "request"
     with pytest.raises(EngineLost):
@@ -191,14 +183,12 @@ async def test_after_a_lost_engine_the_loop_waits_for_the_pool_for_one_lease() -
 
 @virtual
 async def test_after_a_lost_engine_tokens_reach_a_pool_that_comes_back_in_time() -> None:
-    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world = World(lease=5.0)
     world.engine.dies = 3
     id = await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.15)
-    world.connection.down = "request"
-    await asyncio.sleep(2)
-    world.connection.down = ""
+    await world.connection.away(2)
     with pytest.raises(EngineLost):
         await loop
     assert await world.read(id) == ([WORD] * 2, None)
@@ -215,7 +205,7 @@ async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() 
     world.observers = [Noted()]
     world.engine.dies = 2
     id = await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.5)
     world.connection.down = "request"
     await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
@@ -230,7 +220,7 @@ async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() 
 @virtual
 async def test_a_reported_death_of_the_engine_ends_an_idle_loop_at_once() -> None:
     world = World(lease=30.0)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(1)
     world.loop.lose(EngineLost("its connection closed"))
     with pytest.raises(EngineLost, match="its connection closed"):
@@ -241,10 +231,7 @@ async def test_a_reported_death_of_the_engine_ends_an_idle_loop_at_once() -> Non
 
 @virtual
 async def test_a_reported_death_of_the_engine_ends_a_busy_loop_at_once() -> None:
-    world = World(iteration=lambda it: 1.0)
-    id = await world.submit("a", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(2.5)
+    world, id, loop = await begun(2.5, new=5, iteration=lambda it: 1.0)
     for _ in range(2):  # it may be seen twice
         world.loop.lose(EngineLost("its connection closed"))
     with pytest.raises(EngineLost, match="its connection closed"):
@@ -272,13 +259,8 @@ async def test_the_last_iteration_before_a_death_is_counted() -> None:
 
 @virtual
 async def test_after_an_outage_the_full_state_is_sent_once() -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=30)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.55)
-    world.connection.down = "request"
-    await asyncio.sleep(0.5)
-    world.connection.down = ""
+    world, id, loop = await begun(0.55, new=30)
+    await world.connection.away(0.5)
     await world.ended(id)
     said = [x for _, x in world.connection.sent if x.holds is not None]
     assert [x.holds for x in said] == [[], [id]]  # at the start of the epoch, and after the outage
@@ -305,7 +287,7 @@ async def test_a_reply_that_shows_a_loss_is_followed_by_the_full_state(fields: d
         return replace(reply, **fields) if reply.claims else reply
 
     world.connection.exchange = lossy  # type: ignore[method-assign]
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.05)
     assert [x.holds for _, x in world.connection.sent] == [[], ["a/0"] if runs else None]
     assert world.scheduler.held() == ["a/0"]
@@ -317,10 +299,7 @@ async def test_a_reply_that_shows_a_loss_is_followed_by_the_full_state(fields: d
 @virtual
 async def test_inconsistent_blocks_end_the_ownership(seconds: float, committed: int) -> None:
     """A call that is pending may take a third of the lease."""
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=3)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.15)
+    world, id, loop = await begun(0.15, new=3)
     world.connection.seconds = seconds
     world.scheduler.blocks.allocate("nobody", [], 1)  # the damage
     with pytest.raises(SchedulerFault) as fault:
@@ -335,10 +314,7 @@ async def test_inconsistent_blocks_end_the_ownership(seconds: float, committed: 
 @pytest.mark.parametrize("how", ["cancelled", "dropped"])
 @virtual
 async def test_blocks_are_checked_when_the_last_request_leaves(how: str) -> None:
-    world = World(iteration=lambda it: 0.1)
-    await world.submit("a", new=50)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.15)
+    world, _, loop = await begun(0.15, new=50)
     world.scheduler.blocks.allocate("nobody", [], 1)
     if how == "cancelled":
         await world.pool.cancel("a")
@@ -353,10 +329,7 @@ async def test_blocks_are_checked_when_the_last_request_leaves(how: str) -> None
 
 @virtual
 async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=50)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.55)
+    world, id, loop = await begun(0.55, new=50)
     grant = await world.pool.acquire("c/1", "another", 5.0)
     del world.pool._seats[SEAT].running[id]  # as if the pool had lost this claim
     world.pool._enqueue(world.pool._sequences[id])
@@ -372,10 +345,10 @@ async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
 @pytest.mark.parametrize("call", ["exchange", "wait_bell"])
 @virtual
 async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike(call: str) -> None:
-    world = World(iteration=lambda it: 0.1)
+    world = World()
     if call == "exchange":
         await world.submit("a", new=30)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.55)
 
     async def refuse(*_: object) -> NoReturn:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.errors import StaleEpoch
-from tests.services.loop.world import SEAT, WORD, Backup, World, stop, virtual
+from tests.services.loop.world import SEAT, WORD, Backup, World, begun, stop, virtual
 
 
 async def lose(world: World, backup: Backup, noticed: bool) -> None:
@@ -27,10 +27,7 @@ def resent(world: World) -> float:
 @pytest.mark.parametrize("noticed", [True, False])
 @virtual
 async def test_lost_tokens_are_resent_and_not_computed_again(noticed: bool) -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=30)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.45)
+    world, id, loop = await begun(0.45, new=30)
     backup = Backup(world.pool)
     await asyncio.sleep(1.0)
     assert len((await world.read(id))[0]) == 14
@@ -47,10 +44,7 @@ async def test_lost_tokens_are_resent_and_not_computed_again(noticed: bool) -> N
 @pytest.mark.parametrize("noticed", [True, False])
 @virtual
 async def test_a_request_whose_end_was_lost_runs_to_its_end_again(noticed: bool) -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=6)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.45)
+    world, id, loop = await begun(0.45, new=6)
     backup = Backup(world.pool)
     await asyncio.sleep(1.0)
     assert await world.read(id) == ([WORD] * 6, "length")
@@ -63,10 +57,7 @@ async def test_a_request_whose_end_was_lost_runs_to_its_end_again(noticed: bool)
 
 @virtual
 async def test_an_end_in_a_pending_exchange_is_resent_with_its_tokens() -> None:
-    world = World(iteration=lambda it: 0.1)
-    id = await world.submit("a", new=8)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(0.45)
+    world, id, loop = await begun(0.45, new=8)
     backup = Backup(world.pool)
     await asyncio.sleep(0.3)
     await lose(world, backup, noticed=True)  # the last token is sampled during this
@@ -78,10 +69,10 @@ async def test_an_end_in_a_pending_exchange_is_resent_with_its_tokens() -> None:
 
 @virtual
 async def test_a_lost_claim_is_given_out_again_and_computed_again() -> None:
-    world = World(iteration=lambda it: 0.1)
+    world = World()
     id = await world.submit("a", new=20)
     backup = Backup(world.pool)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.95)
     seat, epoch = world.pool._seats[SEAT], world.epoch
     backup.restore()
@@ -96,15 +87,15 @@ async def test_a_lost_claim_is_given_out_again_and_computed_again() -> None:
 
 @virtual
 async def test_a_seat_that_the_pool_does_not_know_is_lost() -> None:
-    world = World(iteration=lambda it: 0.1)
+    world = World()
     id = await world.submit("a", new=20)
     backup = Backup(world.pool)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(0.95)
     backup.restore()
     with pytest.raises(StaleEpoch):
         await loop
-    again = asyncio.create_task((await world.take_seat()).run())
+    again = await world.run()
     await world.ended(id)
     assert await world.read(id) == ([WORD] * 20, "length")
     await stop(world, again)

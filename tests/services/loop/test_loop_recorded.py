@@ -23,7 +23,7 @@ async def recorded(world: World) -> tuple[asyncio.Task[None], Recorder]:
 
 @virtual
 async def test_the_frames_of_two_requests() -> None:
-    world = World(iteration=lambda it: 0.1, exchange=0.001)
+    world = World(exchange=0.001)
     loop, recorder = await recorded(world)
     await asyncio.sleep(1)
     first = await world.submit("a", prompt=20, new=3)
@@ -79,7 +79,7 @@ async def test_a_defect_of_an_observer_costs_no_request() -> None:
     broken, other = Broken(), Broken()
     world.observers = [broken, other]
     id = await world.submit("a", new=4)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(id)
     assert await world.read(id) == ([WORD] * 4, "length")
     assert broken.steps == other.steps == [1, 2], "it is not called again"

@@ -39,7 +39,7 @@ async def test_the_next_owner_continues_after_a_stuck_engine() -> None:
     with pytest.raises(EngineStuck):
         await (await world.take_seat()).run()
     world.engine.hangs = 0
-    loop = asyncio.create_task((await world.take_seat("another", dead_epoch=world.epoch)).run())
+    loop = await world.run("another", dead_epoch=world.epoch)
     await world.ended(*ids)
     assert [await world.read(id) for id in ids] == [([WORD] * 6, "length")] * 2
     await stop(world, loop)
@@ -48,7 +48,7 @@ async def test_the_next_owner_continues_after_a_stuck_engine() -> None:
 @virtual
 async def test_a_long_prompt_does_not_count_as_stuck() -> None:
     world = World(iteration=cost)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     first = await world.submit("a", prompt=30, new=5)
     await world.ended(first)
     long = await world.submit("b", prompt=3000, new=2)  # 150 s
@@ -64,7 +64,7 @@ async def test_a_stuck_engine_is_noticed_during_a_long_prompt() -> None:
     world = World(iteration=cost)
     world.engine.hangs = 5
     first = await world.submit("a", prompt=1000, new=4)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(first)
     long = await world.submit("b", prompt=1000, new=2)  # 30 s, as before
     with pytest.raises(EngineStuck):
@@ -79,7 +79,7 @@ async def test_a_cold_engine_gets_more_time() -> None:
     world = World(iteration=lambda it: 200.0 if it.step == 1 else 0.1)
     world.engine.hangs = 7
     id = await world.submit("a", new=3)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(201)
     assert await world.read(id) == ([WORD] * 3, "length")
     await stop(world, loop)
@@ -98,7 +98,7 @@ async def test_an_engine_that_never_finished_an_iteration_is_abandoned() -> None
 @virtual
 async def test_the_next_owner_knows_the_speed_of_the_engine() -> None:
     world = World(iteration=cost)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(await world.submit("a", new=3))
     await stop(world, loop)
     await world.pool.release(SEAT, world.epoch)
@@ -114,7 +114,7 @@ async def test_a_stuck_engine_is_noticed_while_a_call_to_the_pool_hangs() -> Non
     world = World(iteration=cost)
     world.engine.hangs = 6
     id = await world.submit("a", new=20)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(1.0)
     assert len(world.engine.ran) == 6
     world.connection.seconds = 1000.0  # a call that never returns
@@ -139,7 +139,7 @@ async def test_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
     world = World(lease=3600.0)
     world.engine = DistantEngine(lambda it: 5.0)
     id = await world.submit("a", new=2)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await asyncio.sleep(6)  # into the second iteration
     event_loop = asyncio.get_running_loop()
     event_loop.call_later(1, stand_still, 300.0)

@@ -31,10 +31,7 @@ async def test_two_engines_of_different_size() -> None:
     """The small engine continues with the short requests, the large one ends the long request."""
     small, large = World(blocks=SMALL), World(blocks=LARGE)
     large.pool, large.connection = small.pool, Connection(small.pool, 0.001)
-    loops = [
-        asyncio.create_task((await world.take_seat(f"owner {seat}", seat=seat)).run())
-        for world, seat in ((small, "c/0"), (large, "c/1"))
-    ]
+    loops = [await world.run(f"owner {seat}", seat=seat) for world, seat in ((small, "c/0"), (large, "c/1"))]
     await asyncio.sleep(0.1)  # until the pool knows both seats
     long, *short = await submit_all(small)
     await small.ended(long, *short)
@@ -50,8 +47,8 @@ async def test_the_larger_of_two_engines_is_lost() -> None:
     """The long request waits for that seat, while others are served, and then ends."""
     small, large = World(blocks=SMALL, lease=1e9), World(blocks=LARGE, lease=1e9)
     large.pool, large.connection = small.pool, Connection(small.pool, 0.001)
-    running = asyncio.create_task((await small.take_seat(seat="c/0")).run())
-    lost = asyncio.create_task((await large.take_seat(seat="c/1")).run())
+    running = await small.run(seat="c/0")
+    lost = await large.run(seat="c/1")
     await asyncio.sleep(0.1)
     large.engine.dies = 3
     long, *short = await submit_all(small)
@@ -76,7 +73,7 @@ def test_the_same_seat_has_fewer_blocks(crash: bool) -> None:
     @virtual
     async def scenario() -> None:
         world = World(blocks=LARGE)
-        running = asyncio.create_task((await world.take_seat()).run())
+        running = await world.run()
         long = await world.submit("long", **LONG)
         if crash:
             world.engine.dies = 5
@@ -95,7 +92,7 @@ def test_the_same_seat_has_fewer_blocks(crash: bool) -> None:
 
         smaller = World(blocks=SMALL)
         smaller.pool, smaller.connection = world.pool, Connection(world.pool, 0.001)
-        running = asyncio.create_task((await smaller.take_seat("next")).run())
+        running = await smaller.run("next")
         await smaller.ended(long, *short)
         assert await end_of(smaller, long) == TOO_LARGE
         assert (await smaller.read(long))[0] == tokens  # committed tokens stay

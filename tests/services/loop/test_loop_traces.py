@@ -57,7 +57,7 @@ def test_times_are_those_of_the_iterations(collector: Collector, tracer: Tracer)
     async def run() -> None:
         world = World(iteration=lambda iteration: 0.5)
         world.tracer = tracer
-        loop = asyncio.create_task((await world.take_seat()).run())
+        loop = await world.run()
         await world.ended(await world.submit("r", new=4, trace=trace.context), await world.submit("untraced"))
         await stop(world, loop)
 
@@ -78,7 +78,7 @@ def test_a_preempted_request_says_when(collector: Collector, tracer: Tracer) -> 
     async def run() -> None:
         world = World(blocks=4, knobs=Knobs(4, admission="on_demand"))
         world.tracer = tracer
-        loop = asyncio.create_task((await world.take_seat()).run())
+        loop = await world.run()
         ids = [await world.submit(t.id, prompt=16, new=30, trace=t.context) for t in (first, second)]
         await world.ended(*ids)
         await stop(world, loop)
@@ -98,13 +98,13 @@ def test_the_next_owner_writes_the_tenure_of_one_that_was_killed(collector: Coll
         world = World()
         world.tracer = tracer
         first = world.connection
-        silent = asyncio.create_task((await world.take_seat("first")).run())
+        silent = await world.run("first")
         id = await world.submit("r", new=30, trace=trace.context)
         await until_it_has(5, world, id)
         first.down = "request"  # a scheduler that is killed, or stands still, tells nobody
         dead = world.epoch
         world.connection = Connection(world.pool, 0.001)
-        loop = asyncio.create_task((await world.take_seat("second", dead_epoch=dead)).run())
+        loop = await world.run("second", dead_epoch=dead)
         await world.ended(id)
         await stop(world, loop)
         first.down = ""
@@ -129,7 +129,7 @@ def test_an_owner_writes_what_it_gives_back(collector: Collector, tracer: Tracer
     async def run() -> None:
         world = World()
         world.tracer, world.engine.dies = tracer, dies
-        loop = asyncio.create_task((await world.take_seat()).run())
+        loop = await world.run()
         id = await world.submit("r", new=30, trace=trace.context)
         await until_it_has(4, world, id)
         if not dies:
@@ -138,7 +138,7 @@ def test_an_owner_writes_what_it_gives_back(collector: Collector, tracer: Tracer
             await loop
         await world.pool.release("c/0", world.epoch, [])
         world.engine.dies = 0
-        again = asyncio.create_task((await world.take_seat("second")).run())
+        again = await world.run("second")
         await world.ended(id)
         await stop(world, again)
 
@@ -153,7 +153,7 @@ def test_a_context_of_another_format_is_not_traced(collector: Collector, tracer:
     async def run() -> None:
         world = World()
         world.tracer = tracer
-        loop = asyncio.create_task((await world.take_seat()).run())
+        loop = await world.run()
         await world.ended(await world.submit("r", trace="v9 of a later build"))
         await stop(world, loop)
 

@@ -35,7 +35,7 @@ async def test_the_times_of_a_request_add_up_to_its_life() -> None:
     world = World(batch=1)
     first = await world.submit("a", new=3)
     waiting = await world.submit("b", new=5)
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended(first, waiting)
     await stop(world, loop)
     sums = counted(world)
@@ -54,7 +54,7 @@ async def test_tenants_and_classes_are_counted_apart() -> None:
     for request, tenant, priority in (("a", "red", 0), ("b", "blue", 0), ("c", "red", 2), ("d", "green", 0)):
         sequence = NewSequence(f"{request}/0", [WORD] * 7, SamplingParams(4))
         await world.pool.submit(Submission(request, "g", [sequence], tenant=tenant, priority=priority))
-    loop = asyncio.create_task((await world.take_seat()).run())
+    loop = await world.run()
     await world.ended("a/0", "b/0", "c/0", "d/0")
     await stop(world, loop)
     sums = counted(world)
@@ -69,13 +69,13 @@ async def test_tenants_and_classes_are_counted_apart() -> None:
 async def test_a_request_that_was_taken_over_is_counted_once_and_its_times_are_not() -> None:
     world = World()
     id = await world.submit("a", new=6)
-    dead = asyncio.create_task((await world.take_seat()).run())
+    dead = await world.run()
     await asyncio.sleep(0.25)
     assert 0 < len((await world.read(id))[0]) < 6
     epoch = world.epoch
     dead.cancel()
     await asyncio.gather(dead, return_exceptions=True)
-    loop = asyncio.create_task((await world.take_seat("another", dead_epoch=epoch)).run())
+    loop = await world.run("another", dead_epoch=epoch)
     await world.ended(id)
     await stop(world, loop)
     sums = counted(world)

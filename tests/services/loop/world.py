@@ -7,6 +7,7 @@ import copy
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import wraps
+from typing import Any
 
 from load.reference.pool import ReferencePool
 from services.errors import EngineLost, PoolUnavailable
@@ -69,6 +70,12 @@ class Connection:
         """Make all pending calls fail, as if the server died."""
         cut, self._cut = self._cut, asyncio.get_running_loop().create_future()
         cut.set_result(None)
+
+    async def away(self, seconds: float) -> None:
+        """Lose all requests for so long."""
+        self.down = "request"
+        await asyncio.sleep(seconds)
+        self.down = ""
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         self.sent.append((now(), exchange))
@@ -167,6 +174,10 @@ class World:
         self.observers: list[Observer] = []
         self.drain_timeout = 10.0
 
+    async def run(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> asyncio.Task[None]:
+        """Take the seat, which is free, and run the loop of its new owner in a task."""
+        return asyncio.create_task((await self.take_seat(owner, dead_epoch, seat)).run())
+
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop:
         """Acquire the seat, which is free. Returns the loop of its new owner."""
         loop = await self.try_seat(owner, dead_epoch, seat)
@@ -223,6 +234,15 @@ class World:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"{waiting} never ended")
+
+
+async def begun(seconds: float, new: int = 4, **world: Any) -> tuple[World, str, asyncio.Task[None]]:
+    """A world whose seat has run for `seconds` with one request for `new` tokens; the request's id; and the loop."""
+    made = World(**world)
+    id = await made.submit("a", new=new)
+    loop = await made.run()
+    await asyncio.sleep(seconds)
+    return made, id, loop
 
 
 async def stop(world: World, loop: asyncio.Task[None]) -> None:

@@ -1,23 +1,18 @@
-"""Pools on every server of this machine and on the reference model, which pass the same tests."""
+"""Pools on the servers of this machine and on the reference model, which pass the same tests."""
 
 import asyncio
 import itertools
 
 import pytest
 from pool_helpers import Clock, ClockedPool
+from pool_servers import ONE_OF_ALL, SERVERS
 
 from load.reference.pool import ReferencePool
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.server.binaries import find_servers
 from services.pool.server.pool_server import PoolServer
 
-SERVERS = find_servers()
 _names = itertools.count()
-
-
-def _name(binary):
-    return str(binary).replace(" ", "-") if binary else "reference"
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +24,12 @@ def servers(tmp_path_factory):
         asyncio.run(server.stop())
 
 
-@pytest.fixture(params=SERVERS, ids=_name)
+@pytest.fixture(params=ONE_OF_ALL)
 def server_url(request, servers):
     return servers[request.param]
 
 
-@pytest.fixture(params=[*SERVERS, None], ids=_name)
+@pytest.fixture(params=[*ONE_OF_ALL, pytest.param(None, id="reference")])
 def any_url(request, servers):
     """As `server_url`; None for the reference model."""
     return servers[request.param] if request.param else None

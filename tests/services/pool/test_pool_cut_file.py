@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, counts, group, stored
+from pool_servers import ONE_OF_ALL
 
 from load.server import until
 from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
 from services.pool.pool import RequestPool
-from services.pool.server.binaries import find_servers
 from services.pool.server.pool_server import PoolServer
 
 
@@ -146,7 +146,7 @@ async def answered(call):
     raise AssertionError("the server is away")
 
 
-@pytest.fixture(params=find_servers(), ids=lambda binary: str(binary).replace(" ", "-"))
+@pytest.fixture(params=ONE_OF_ALL)
 async def server(request, tmp_path):
     server = Server(request.param, tmp_path)
     yield server

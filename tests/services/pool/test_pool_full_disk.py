@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import small_disk as disks
 from pool_helpers import ROOM, Owner, commit, group, stored
+from pool_servers import ONE_OF_ALL
 
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
-from services.pool.server.binaries import find_servers
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.resources import has_disk_space
 
@@ -25,7 +25,7 @@ def small_disk(tmp_path):
         yield folder
 
 
-@pytest.fixture(params=find_servers(), ids=lambda binary: str(binary).replace(" ", "-"))
+@pytest.fixture(params=ONE_OF_ALL)
 def binary(request):
     return request.param
 

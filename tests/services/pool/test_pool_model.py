@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, initialize, multiple, rule, run_state_machine_as_test
 from pool_helpers import CANCELLED, STOP, group, let_wait
 from pool_pair import GATEWAYS, LEASE, TENANTS, UNIT, PoolPair, names
+from pool_servers import SERVERS
 
 from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Bounds, Limits
@@ -281,8 +283,9 @@ def with_output(sequence, count):
     return dataclasses.replace(sequence, output=tokens, logprobs=logprobs)
 
 
-def test_a_server_behaves_as_the_reference_model(server_url):
-    PoolMachine.url = server_url
+@pytest.mark.parametrize("binary", SERVERS, ids=str)
+def test_a_server_behaves_as_the_reference_model(binary, servers):
+    PoolMachine.url = servers[binary]
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(

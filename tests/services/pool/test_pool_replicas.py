@@ -10,16 +10,16 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio as redis
 from pool_helpers import Owner, all_events, commit, group
+from pool_servers import ONE_OF_ALL, SERVERS
 
 from load.server import free_port
 from services.errors import PoolUnavailable
 from services.pool import connection
 from services.pool.pool import RequestPool
-from services.pool.server.binaries import find_servers
 from services.pool.server.pool_server import PoolServer
 
 
-@pytest.fixture(params=find_servers(), ids=str, scope="module")
+@pytest.fixture(params=ONE_OF_ALL, scope="module")
 def master_and_replica(request, tmp_path_factory):
     """The URL of a server, and the process of its replica, which is in sync."""
     port = free_port()
@@ -111,7 +111,7 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
 async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_and_replica, tmp_path, monkeypatch):
     """A read blocks at a master that does not know of the failover yet; all other calls go to its successor."""
     monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
-    server = PoolServer(find_servers()[0], tmp_path, port=free_port())
+    server = PoolServer(SERVERS[0], tmp_path, port=free_port())
     url = await server.start()
     pool, earlier = RequestPool(url, "moved", wait_replicas=1), RequestPool(url, "moved")
     await pool.connect()

@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import pytest
 from pool_helpers import Owner, commit, counts, group, stored
+from pool_servers import ONE_OF_ALL, SERVERS
 
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.pool.server import binaries
-from services.pool.server.binaries import ServerBinary, choose_server, find_servers
+from services.pool.server.binaries import ServerBinary, choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.resources import max_memory
 
-SERVERS = find_servers()
 
-
-@pytest.fixture(params=SERVERS, ids=lambda binary: str(binary).replace(" ", "-"))
+@pytest.fixture(params=ONE_OF_ALL)
 async def make_server(request, tmp_path):
     """A function that makes servers of one kind, by default on one folder; they are stopped in the end."""
     made = []
@@ -33,7 +32,7 @@ async def make_server(request, tmp_path):
 
 
 def test_all_wheels_are_found():
-    versions = {str(binary) for binary in find_servers()}
+    versions = set(map(str, SERVERS))
     assert {"valkey 8.1.8", "redis 6.2.14"} <= versions
 
 

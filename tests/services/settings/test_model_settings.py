@@ -26,7 +26,7 @@ def passed_on(settings: Settings) -> Settings:
 
 def test_a_revision_becomes_a_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(model="some/model", revision="main")
-    assert (settings.model, settings.revision) == ("some/model@main", "")
+    assert settings.model == "some/model@main"
     monkeypatch.setenv("ORCA_REVISION", "other")
     assert passed_on(settings) == settings
 

@@ -59,8 +59,8 @@ def test_a_key_of_two_tenants_is_an_error(tmp_path: Path) -> None:
         ("api_keys_file", f"bob: {digest_of('x')}\nalice: hidden-word", 0o644, True),
         ("api_keys_file", "alice: hidden-word", 0o640, False),
         ("api_keys_file", f"bob: {digest_of('x')}", 0o644, False),
-        ("redis_url_file", URL, 0o604, True),
-        ("redis_url_file", URL, 0o600, False),
+        ("redis_url", URL, 0o604, True),
+        ("redis_url", URL, 0o600, False),
     ],
 )
 def test_a_file_that_everybody_can_read_is_logged(
@@ -73,7 +73,7 @@ def test_a_file_that_everybody_can_read_is_logged(
     assert caplog.messages == [expected] * warned
 
 
-@pytest.mark.parametrize("name", ["api_keys_file", "redis_url_file"])
+@pytest.mark.parametrize("name", ["api_keys_file", "redis_url"])
 def test_an_unreadable_file_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: none: No such file"):
         load(**{name: "none"})
@@ -81,13 +81,13 @@ def test_an_unreadable_file_is_named(name: str) -> None:
 
 def test_the_pool_s_url_is_read_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "url").write_text(URL + "\n")
-    settings = load(redis_url_file="url")
+    settings = load(redis_url="url")
     assert settings.redis_url.get_secret_value() == URL
     shown = [repr(settings), str(settings.model_dump(mode="json")), str(settings.with_key_hashes())]
     assert not [text for text in shown if "hidden-word" in text]
 
 
-def test_a_source_with_the_url_or_its_file_sets_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_the_url_is_accepted_by_its_former_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "url").write_text(URL)
     monkeypatch.setenv("ORCA_REDIS_URL", "redis://other")
     assert load(redis_url_file="url").redis_url.get_secret_value() == URL
@@ -95,11 +95,34 @@ def test_a_source_with_the_url_or_its_file_sets_both(tmp_path: Path, monkeypatch
     monkeypatch.setenv("ORCA_REDIS_URL_FILE", "url")
     assert load().redis_url.get_secret_value() == URL
     assert load(redis_url="redis://third").redis_url.get_secret_value() == "redis://third"
+    (tmp_path / "orca.toml").write_text("redis_url_file = 'url'\n")
+    monkeypatch.delenv("ORCA_REDIS_URL_FILE")
+    monkeypatch.delenv("ORCA_REDIS_URL")
+    assert load().redis_url.get_secret_value() == URL
     with pytest.raises(UsageError, match="redis_url, redis_url_file: name one"):
         load(redis_url="redis://third", redis_url_file="url")
 
 
-@pytest.mark.parametrize("url", ["http://h", "h:6379", "redis://:hidden/word@h:6379", "redis://h:hidden"])
+@pytest.mark.parametrize("text", ["h:6379", "alice: hidden-word"])
+def test_a_file_without_a_url_is_named_and_not_shown(tmp_path: Path, text: str) -> None:
+    (tmp_path / "url").write_text(text)
+    with pytest.raises(UsageError, match=r"^redis_url: url: holds no URL") as raised:
+        load(redis_url="url")
+    assert text not in str(raised.value)
+
+
+def test_the_name_of_the_file_may_have_any_characters(tmp_path: Path) -> None:
+    (tmp_path / "me@work").write_text(URL)
+    assert load(redis_url="me@work").redis_url.get_secret_value() == URL
+
+
+def test_a_url_without_its_scheme_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="redis_url: is no URL") as raised:
+        load(redis_url=":hidden-word@h:6379")
+    assert "hidden-word" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["http://h", "redis://:hidden/word@h:6379", "redis://h:hidden"])
 def test_an_error_in_the_url_does_not_repeat_it(url: str) -> None:
     with pytest.raises(UsageError, match="redis_url: is not 'redis://'") as raised:
         load(redis_url=url)

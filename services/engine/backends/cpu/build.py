@@ -1,7 +1,8 @@
-"""The compiled kernels: the machine's own compiler makes them for its own processor, once. Imports no torch.
+"""The compiled kernels. Imports no torch.
 
-A machine without a compiler uses kernels that were compiled ahead for a set of instructions, as in the container image:
-`python -m services.engine.backends.cpu.build amx avx2` compiles them into the folder `prebuilt` beside this file.
+The image and the wheel of `make wheel` have kernels that were compiled ahead for some sets of instructions, in the
+folder `prebuilt` beside this file: `python -m services.engine.backends.cpu.build` puts them there. Elsewhere, the
+machine's own compiler makes them for its own processor, once.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ def kernels(cache_dir: Path, source: Path = SOURCE) -> Kernels:
 
 
 def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None, source: Path = SOURCE) -> Path:
-    """The library's file, compiled if it is not there, once for many processes; without a compiler, one that was
-    compiled ahead. Compiling takes a third of a minute, so `progress` gets a line about it. Raises NoKernels, and
-    OSError if the file cannot be kept."""
+    """The library's file: one that was compiled ahead, or one that is compiled if it is not there, once for many
+    processes. Compiling takes a third of a minute, so `progress` gets a line about it. Raises NoKernels, and OSError if
+    the file cannot be kept."""
+    if ahead := prebuilt(source, PREBUILT):
+        return ahead
     compiler = shutil.which(COMPILER)
     if compiler is None:
-        return prebuilt(source, PREBUILT)
+        raise NoKernels(f"there is no {COMPILER}, and no library compiled ahead for this processor")
     library = cache_dir / "kernels" / f"{_identity(compiler, source)}.so"
     if not library.exists():
         progress("compiling the engine's kernels for this processor, once")
@@ -86,15 +89,14 @@ def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: Non
     return library
 
 
-def prebuilt(source: Path, folder: Path) -> Path:
-    """The fastest library in `folder` that was compiled ahead from `source` and that this processor can run. Raises
-    NoKernels."""
+def prebuilt(source: Path, folder: Path) -> Path | None:
+    """The fastest library in `folder` that was compiled ahead from `source` and that this processor can run."""
     features = set(_features().split())
     for target, (_, needs) in TARGETS.items():
         library = folder / _prebuilt_name(target, source)
         if features.issuperset(needs.split()) and library.exists():
             return library
-    raise NoKernels(f"there is no {COMPILER}, and no library compiled ahead for this processor")
+    return None
 
 
 def prebuild(targets: Sequence[str], source: Path = SOURCE, folder: Path = PREBUILT) -> None:
@@ -162,4 +164,4 @@ def _output_of(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    prebuild(sys.argv[1:])
+    prebuild(sys.argv[1:] or list(TARGETS))

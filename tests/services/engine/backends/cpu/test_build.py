@@ -69,9 +69,7 @@ def test_each_source_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the sets of instructions are x86-64's")
-def test_without_a_compiler_the_fastest_library_that_was_compiled_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_library_that_was_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, other, ahead = (tmp_path / name for name in ("source", "other", "ahead"))
     for folder, text in ((source, "int one() { return 1; }"), (other, "int two() { return 2; }")):
         folder.mkdir()

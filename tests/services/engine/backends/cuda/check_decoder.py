@@ -26,7 +26,7 @@ def make_jobs(**sampling: object) -> list[Job]:
     rng = random.Random(3)
     return [
         Job(f"r{i}/0", [rng.randrange(2, 199) for _ in range(length)], SamplingParams(new, **sampling))
-        for i, (length, new) in enumerate([(1, 4), (18, 3)])
+        for i, (length, new) in enumerate([(1, 2), (18, 2)])
     ]
 
 
@@ -53,7 +53,7 @@ def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> 
 def test_prompts_are_scored_as_by_transformers(family: str, chunks: bool, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     rng = random.Random(1) if chunks else None
-    check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)), folder)
+    check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)[:4]), folder)
 
 
 @pytest.mark.chaos

@@ -34,7 +34,8 @@ CASES = [(family, tp, pp) for tp, pp in LAYOUTS for family in MODELS]
 
 
 @pytest.mark.parametrize(
-    ("family", "tp", "pp"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.chaos) for case in CASES[1:])]
+    ("family", "tp", "pp"),
+    [pytest.param(*case, marks=pytest.mark.chaos if i else pytest.mark.full) for i, case in enumerate(CASES)],
 )
 def test_tokens_are_those_of_one_process(family: str, tp: int, pp: int, tmp_path: Path) -> None:
     """One process of the same backend."""

@@ -175,7 +175,9 @@ def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[produc
     return found
 
 
-@pytest.mark.parametrize("capability", MATRIX)
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.full) for other in MATRIX if other != 90)]
+)
 def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the widest matrix instructions that there are, with no spills, in the shared memory that there is. With `-s` a
     table is printed."""

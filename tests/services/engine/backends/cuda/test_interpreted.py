@@ -14,7 +14,14 @@ pytest.importorskip("triton")
 CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "decoder", "ranks", "bench")]
 
 
-@pytest.mark.parametrize("marked", ["not chaos", pytest.param("chaos", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "marked",
+    [
+        "not full and not chaos",
+        pytest.param("full and not chaos", marks=pytest.mark.full),
+        pytest.param("chaos", marks=pytest.mark.chaos),
+    ],
+)
 def test_interpreted(marked: str) -> None:
     """All checks with this mark pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, *CHECKS]

@@ -1,4 +1,4 @@
-"""EngineThread: the thread of an engine process that runs its iterations, one after another."""
+"""EngineServer: the engine's side, in the process of a rank: a thread that runs iterations, one after another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_STRANGERS = 16  # connections that have not sent the secret yet; one more cl
 log = logging.getLogger(__name__)
 
 
-class EngineThread:
+class EngineServer:
     """Runs the orders of the owner that is connected, and between two of them what `call` asks for.
 
     All work is in one thread, because a pool of OpenMP threads belongs to the thread that uses it, and a CUDA device is

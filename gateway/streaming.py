@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.http.middleware import SERVER_SEND
-from gateway.pool_client.generation import Generation, size_of
+from gateway.pool_client.following import Generation, size_of
 from services.logs import about
 from services.messages import TokenEvent
 

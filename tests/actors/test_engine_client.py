@@ -1,4 +1,4 @@
-"""The iterations of an engine's ranks, over real channels."""
+"""The iterations of an engine's ranks, from the client over real channels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from actors import rank_channels
+from actors import engine_client
 from actors.channel import Answer, Door, framed
-from actors.engine_thread import EngineThread
-from actors.rank_channels import RankChannels
+from actors.engine import EngineStatus
+from actors.engine_client import EngineClient, EngineProcess
+from actors.engine_server import EngineServer
+from actors.liveness import Lifeline
 from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration, IterationResult
 from services.wire import pack, unpack
 
+HERE = "127.0.0.1"
 DIES = """
 import os, sys
-from actors.engine_thread import EngineThread
-thread = EngineThread(lambda iteration, missed: os.kill(os.getpid(), 9))
-door = thread.call(lambda: thread.open(""))
-print(door.name, door.secret.hex(), flush=True)
+from actors.engine_server import EngineServer
+from actors.liveness import Lifeline
+server = EngineServer(lambda iteration, missed: os.kill(os.getpid(), 9))
+door = server.call(lambda: server.open(""))
+print(door.name, door.secret.hex(), Lifeline("127.0.0.1").address, flush=True)
 sys.stdin.read()
 """
 
@@ -37,14 +41,14 @@ class Rank:
     def __init__(self, tokens: dict[str, int], epoch: str = "1:a", fails: int = -1) -> None:
         self.missed: list[list[int]] = []  # the steps of the results, by iteration
         self._tokens, self._epoch, self._fails = tokens, epoch, fails
-        self._thread = EngineThread(self._run)
+        self._server = EngineServer(self._run)
 
     def open(self) -> Door:
-        return self._thread.call(lambda: self._thread.open(""))
+        return self._server.call(lambda: self._server.open(""))
 
     def serve(self, epoch: str) -> Door:
         self._epoch = epoch
-        self._thread.call(lambda: self._thread.dismiss("the engine serves another epoch"))
+        self._server.call(lambda: self._server.dismiss("the engine serves another epoch"))
         return self.open()
 
     def _run(self, packed: bytes, missed: list[bytes]) -> bytes:
@@ -57,10 +61,12 @@ class Rank:
         return pack(IterationResult(iteration.epoch, iteration.step, self._tokens))
 
 
-async def channels_to(*doors: Door, sampler: int = 0) -> RankChannels:
-    channels = RankChannels(len(doors), sampler)
-    await channels.connect(doors)
-    return channels
+async def client_to(*doors: Door, sampler: int = 0, lifeline: str = "", pid: int = 0) -> EngineClient:
+    """A client of ranks behind these doors, which live in this process unless `lifeline` is another one's."""
+    status = EngineStatus("engine-0-0-a", "", None, pid, HERE, lifeline or Lifeline(HERE).address, "", False, False)
+    client = EngineClient([EngineProcess(status, None) for _ in doors], sampler, HERE)  # type: ignore[arg-type]
+    await client.connect(doors)
+    return client
 
 
 def iteration(step: int, epoch: str = "1:a") -> Iteration:
@@ -68,21 +74,21 @@ def iteration(step: int, epoch: str = "1:a") -> Iteration:
 
 
 async def test_iterations_in_flight_end_in_order() -> None:
-    channels = await channels_to(Rank({"r/0": 7}).open())
-    assert channels.first_result == 0.0
-    results = await asyncio.gather(*(channels.start(iteration(step)) for step in range(10)))
+    client = await client_to(Rank({"r/0": 7}).open())
+    assert client.first_result == 0.0
+    results = await asyncio.gather(*(client.start(iteration(step)) for step in range(10)))
     assert [result.step for result in results] == list(range(10))
     assert results[0].tokens == {"r/0": 7}
-    assert channels.first_result > 0.0
+    assert client.first_result > 0.0
 
 
 async def test_each_rank_gets_the_results_since_its_last_iteration() -> None:
     ranks = [Rank({}), Rank({"r/0": 7})]
-    channels = await channels_to(*(rank.open() for rank in ranks), sampler=1)
-    first = await channels.start(iteration(0))
-    together = channels.start(iteration(1)), channels.start(iteration(2))
+    client = await client_to(*(rank.open() for rank in ranks), sampler=1)
+    first = await client.start(iteration(0))
+    together = client.start(iteration(1)), client.start(iteration(2))
     await asyncio.gather(*together)
-    await channels.start(iteration(3))
+    await client.start(iteration(3))
     assert first.tokens == {"r/0": 7}
     for rank in ranks:
         assert rank.missed == [[], [0], [], [1, 2]]
@@ -90,25 +96,25 @@ async def test_each_rank_gets_the_results_since_its_last_iteration() -> None:
 
 async def test_one_rank_needs_no_results() -> None:
     rank = Rank({"r/0": 7})
-    channels = await channels_to(rank.open())
+    client = await client_to(rank.open())
     for step in range(3):
-        await channels.start(iteration(step))
+        await client.start(iteration(step))
     assert rank.missed == [[], [], []]
 
 
 async def test_an_iteration_of_another_epoch_is_refused() -> None:
-    channels = await channels_to(Rank({}, epoch="2:b").open())
+    client = await client_to(Rank({}, epoch="2:b").open())
     with pytest.raises(StaleEpoch, match="the engine's is 2:b"):
-        await channels.start(iteration(0))
+        await client.start(iteration(0))
     with pytest.raises(StaleEpoch):
-        await channels.start(iteration(1))
+        await client.start(iteration(1))
 
 
 async def test_the_owner_before_gets_stale_epoch() -> None:
     rank = Rank({"r/0": 7})
-    first = await channels_to(rank.open())
+    first = await client_to(rank.open())
     await first.start(iteration(0))
-    second = await channels_to(await asyncio.to_thread(rank.serve, "2:b"))
+    second = await client_to(await asyncio.to_thread(rank.serve, "2:b"))
     with pytest.raises(StaleEpoch, match="another epoch"):
         await first.start(iteration(1))
     assert (await second.start(iteration(0, "2:b"))).tokens == {"r/0": 7}
@@ -116,8 +122,8 @@ async def test_the_owner_before_gets_stale_epoch() -> None:
 
 async def test_an_exception_of_the_engine_loses_it() -> None:
     rank = Rank({}, fails=1)
-    channels = await channels_to(rank.open())
-    results = [channels.start(iteration(step)) for step in range(3)]
+    client = await client_to(rank.open())
+    results = [client.start(iteration(step)) for step in range(3)]
     assert (await results[0]).step == 0
     for result in results[1:]:
         with pytest.raises(EngineLost, match="no such request"):
@@ -126,9 +132,9 @@ async def test_an_exception_of_the_engine_loses_it() -> None:
 
 
 async def test_an_exception_of_one_rank_loses_the_engine() -> None:
-    channels = await channels_to(Rank({"r/0": 7}).open(), Rank({}, fails=0).open())
+    client = await client_to(Rank({"r/0": 7}).open(), Rank({}, fails=0).open())
     with pytest.raises(EngineLost, match="no such request"):
-        await channels.start(iteration(0))
+        await client.start(iteration(0))
 
 
 @pytest.fixture
@@ -145,26 +151,22 @@ def dies() -> Iterator[subprocess.Popen[str]]:
 
 async def test_the_death_of_a_process_is_told_by_its_lifeline(dies: subprocess.Popen[str]) -> None:
     assert dies.stdout is not None
-    name, secret = dies.stdout.readline().split()
-    channels = await channels_to(Door("", name, bytes.fromhex(secret)))
-    result = channels.start(iteration(0))
+    name, secret, lifeline = dies.stdout.readline().split()
+    client = await client_to(Door("", name, bytes.fromhex(secret)), lifeline=lifeline, pid=dies.pid)
+    with pytest.raises(EngineLost, match=f"engine process {dies.pid} died"):
+        await client.start(iteration(0))
+    assert client.gone
     assert await asyncio.to_thread(dies.wait) == -signal.SIGKILL
-    while channels._closing is None:  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0.001)
-    assert not result.done()
-    channels.fail(EngineLost(f"engine process {dies.pid} died"))
-    with pytest.raises(EngineLost, match=f"{dies.pid} died"):
-        await result
 
 
 async def test_a_channel_that_ends_within_an_answer_loses_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_channels, "DEATH_NOTICE", 0.01)
+    monkeypatch.setattr(engine_client, "DEATH_NOTICE", 0.01)
     door = Door("", f"orca-test-{os.getpid()}", b"secret")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(door.address)
         listener.listen()
-        channels = await channels_to(door)
-        result = channels.start(iteration(0))
+        client = await client_to(door)
+        result = client.start(iteration(0))
         engine, _ = listener.accept()
         engine.sendall(framed_half())
         engine.close()
@@ -178,13 +180,13 @@ def framed_half() -> bytes:
 
 
 async def test_closing_ends_what_is_in_flight() -> None:
-    channels = await channels_to(Rank({}).open())
-    result = channels.start(iteration(0))
-    channels.close()
+    client = await client_to(Rank({}).open())
+    result = client.start(iteration(0))
+    client.close()
     with pytest.raises(EngineLost, match="closed"):
         await result
 
 
 async def test_an_engine_that_is_gone_cannot_be_reached() -> None:
     with pytest.raises(OSError, match="refused"):
-        await channels_to(Door("", f"orca-nobody-{os.getpid()}", b"secret"))
+        await client_to(Door("", f"orca-nobody-{os.getpid()}", b"secret"))

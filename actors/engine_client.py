@@ -1,4 +1,4 @@
-"""EngineLink: the EngineLoop's engine, in other processes. Iterations go over channels, control by Ray actor calls."""
+"""EngineClient: the EngineLoop's engine, in other processes. Iterations go over channels, control by Ray calls."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import contextlib
 import logging
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
 from ray.actor import ActorHandle
 
+from actors.channel import Answer, Door, EngineChannel, Order, framed
 from actors.engine import EngineStatus, ServeReply
 from actors.liveness import watch
-from actors.rank_channels import RankChannels
 from services.engine.batch.block_names import common
 from services.errors import EngineLost, ModelError, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.scheduling import WarmUpTime
-from services.wire import unpack
+from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds in which a killed process must be gone
 KEEP_ALIVE_INTERVAL = 15.0  # seconds between calls that keep engine processes from ending themselves as orphans
 SILENCE = 60.0  # seconds without an answer to such a call after which a process that loads counts as stuck
+DEATH_NOTICE = 2.0  # seconds in which the death of a process that has closed its channel is seen by its lifeline
 
 log = logging.getLogger(__name__)
 
@@ -49,39 +53,41 @@ class Attachment:
     cached_blocks: dict[int, bytes]  # names of the full blocks that all ranks have from earlier owners
 
 
-class EngineLink:
+class EngineClient:
     """Sends iterations to the processes of an engine, one per rank, and knows within milliseconds when one has died.
 
-    Ray needs one to two seconds to report a death, and starts another process under the same actor. A link belongs to
-    the processes for which it was made: it is over when the first of them dies, and `dead` is done then.
+    Ray needs one to two seconds to report a death, and starts another process under the same actor. A client belongs to
+    the processes for which it was made: it is over when the first of them dies, and `dead` is done then. After the
+    first failure nothing more is sent, and all iterations in flight end with it.
     """
 
     def __init__(self, ranks: Sequence[EngineProcess], sampler: int, node: str) -> None:
         """`ranks` are the processes by rank. `sampler` is the rank whose results contain the tokens. `node` is the node
         of the calling process."""
+        self.first_result = 0.0  # Unix time; 0 before it
         self.statuses = [status for status, _ in ranks]
         self._actors = [actor for _, actor in ranks]
         self._deaths = [asyncio.create_task(watch(status.lifeline, node)) for status in self.statuses]
         self.dead = asyncio.create_task(_first_of(self._deaths))
-        self._sampler = sampler
-        self._channels = RankChannels(len(ranks), sampler)
         self.dead.add_done_callback(self._on_death)
+        self._sampler = sampler
         self._node = node
+        self._channels = [EngineChannel(partial(self._on_answer, rank), self._on_close) for rank in range(len(ranks))]
+        self._running: deque[asyncio.Future[IterationResult]] = deque()  # oldest first
+        self._results: list[deque[bytes]] = [deque() for _ in ranks]  # packed, of `_running`
+        self._missed: list[bytes] = []  # results that the ranks which do not sample have not seen yet
+        self._error: EngineLost | StaleEpoch | None = None
+        self._closing: asyncio.TimerHandle | None = None
 
     @property
     def status(self) -> EngineStatus:
-        """The status of rank 0 when the link was made."""
+        """The status of rank 0 when the client was made."""
         return self.statuses[0]
 
     @property
     def names(self) -> list[str]:
         """The names of the actors, by rank."""
         return [status.name for status in self.statuses]
-
-    @property
-    def first_result(self) -> float:
-        """The Unix time of the first result; 0 before."""
-        return self._channels.first_result
 
     @property
     def gone(self) -> bool:
@@ -132,15 +138,64 @@ class EngineLink:
         ]
         answers: list[ServeReply] = await asyncio.gather(*map(self._answer, calls))
         try:
-            await self._channels.connect([answer.door for answer in answers])
+            await self.connect([answer.door for answer in answers])
         except OSError as error:
             raise EngineLost(f"the engine cannot be reached: {error}") from error
         return answers
 
+    async def connect(self, doors: Sequence[Door]) -> None:
+        """Connect to the ranks, which have opened these doors. Raises OSError if one of them does not listen."""
+        for channel, door in zip(self._channels, doors, strict=True):
+            await channel.connect(door)
+
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
         """Send an iteration to all ranks now. Awaiting the return value gives its result, or raises EngineLost, or
         StaleEpoch if the engine has another owner."""
-        return self._channels.start(iteration)
+        result: asyncio.Future[IterationResult] = asyncio.get_running_loop().create_future()
+        if self._error:
+            result.set_exception(self._error)
+            return result
+        order = framed(Order(pack(iteration), self._missed))
+        self._missed = []
+        self._running.append(result)
+        for channel in self._channels:
+            channel.send(order)
+        return result
+
+    def _on_answer(self, rank: int, answer: Answer) -> None:
+        if self._error:
+            return
+        if answer.result is None:
+            self._fail(StaleEpoch(answer.error) if answer.stale else EngineLost(f"the engine failed: {answer.error}"))
+            return
+        self._results[rank].append(answer.result)
+        if all(self._results):
+            self._finish([results.popleft() for results in self._results])
+
+    def _finish(self, results: list[bytes]) -> None:
+        """The oldest iteration has the results of all ranks."""
+        packed = results[self._sampler]
+        if len(results) > 1:
+            self._missed.append(packed)
+        self.first_result = self.first_result or time.time()
+        result = self._running.popleft()
+        if not result.done():
+            result.set_result(unpack(IterationResult, packed))
+
+    def _on_close(self) -> None:
+        """A process has closed its channel. If it is dead, its lifeline shows that within milliseconds; only of a
+        process that is known to live may one be killed by its id, so the lifeline goes first."""
+        if not self._error and not self._closing:
+            lost = EngineLost("an engine process has closed its channel")
+            self._closing = asyncio.get_running_loop().call_later(DEATH_NOTICE, self._fail, lost)
+
+    def _fail(self, error: EngineLost | StaleEpoch) -> None:
+        """End all iterations with `error`, also those that are started later. Only the first error counts."""
+        self._error = self._error or error
+        while self._running:
+            result = self._running.popleft()
+            if not result.done():
+                result.set_exception(self._error)
 
     async def _answer(self, call: Any) -> Any:
         """The actor's answer. Raises EngineLost if a process of the engine dies first, or if Ray reports a failure."""
@@ -164,7 +219,7 @@ class EngineLink:
 
     def _on_death(self, dead: asyncio.Task[None]) -> None:
         if not dead.cancelled():
-            self._channels.fail(self._death())
+            self._fail(self._death())
 
     async def _wait_for_silence(self) -> None:
         """Return when one of the processes has not answered for `SILENCE` seconds, or has ended for good."""
@@ -191,7 +246,11 @@ class EngineLink:
 
     def close(self) -> None:
         """Stop watching the processes and close the channels. The engine goes on."""
-        self._channels.close()
+        if self._closing:
+            self._closing.cancel()
+        self._fail(EngineLost("the connection to the engine is closed"))
+        for channel in self._channels:
+            channel.close()
         for task in (self.dead, *self._deaths):
             task.cancel()
 

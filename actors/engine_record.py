@@ -1,0 +1,101 @@
+"""EngineRecord: the file of an engine process, from which `orca serve` learns while it starts why the process has died.
+
+The file is in the folder of the cluster that `orca serve` has made; clusters of others have none. The process holds a
+lock on it as long as it lives. The first line, if there is one, is the reason of its end: a process writes its own
+exception, and a scheduler that kills a process writes why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from actors.haproxy import MARK
+from services.errors import ModelError, StaleEpoch
+
+LONGEST = 500  # characters of an exception's text
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an engine process ends, or has ended."""
+
+    text: str
+    refused: bool = False  # it refuses the model, which another process would do too
+
+
+class EngineRecord:
+    """The record of this process, whose actor is called `name`."""
+
+    def __init__(self, name: str) -> None:
+        self._file = -1
+        if folder := _own_records():
+            folder.mkdir(exist_ok=True)
+            new = folder / f".{os.getpid()}"
+            self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            new.rename(folder / f"{name}.{os.getpid()}")
+
+    @contextlib.contextmanager
+    def noting(self, refuses: bool = False) -> Iterator[None]:
+        """Write down the exception that is raised within, and raise it again. `refuses`: each refuses the model."""
+        try:
+            yield
+        except StaleEpoch:
+            raise
+        except Exception as error:
+            if isinstance(error, ModelError):
+                self._write(Reason(str(error), refused=True))
+            else:
+                self._write(Reason(described(error), refuses))
+            raise
+
+    def _write(self, reason: Reason) -> None:
+        if self._file >= 0:
+            os.write(self._file, _line(reason))
+
+
+def records_in(folder: Path) -> Path:
+    """The folder of the records of the cluster with its files in `folder`."""
+    return folder / "engines"
+
+
+def _own_records() -> Path | None:
+    """The folder of the records of the cluster of this process."""
+    return records_in(Path(os.environ[MARK]).parent) if MARK in os.environ else None
+
+
+def described(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
+
+
+def note(pids: Collection[int], text: str) -> None:
+    """Write down why these engine processes are about to be killed, unless they have said more themselves."""
+    if folder := _own_records():
+        for file in [file for pid in pids for file in folder.glob(f"*.{pid}")]:
+            with file.open("ab") as record:
+                record.write(_line(Reason(text)))
+
+
+def forget(actors: str) -> None:
+    """Remove the records of all processes of the actors whose names begin so: they end since nobody needs them."""
+    if folder := _own_records():
+        for file in folder.glob(f"{actors}*.*"):
+            file.unlink(missing_ok=True)
+
+
+def reason_in(record: Path) -> Reason | None:
+    """What a record says; None if it says nothing yet."""
+    first, end, _ = record.read_text().partition("\n")
+    return Reason(**json.loads(first)) if end else None
+
+
+def _line(reason: Reason) -> bytes:
+    return json.dumps(asdict(reason)).encode() + b"\n"
