@@ -78,7 +78,7 @@ families: .venv/test
 
 tools: .venv/test
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) ORCA_TOOLS=1 \
-		$(BIN)/python -m pytest -m tools --timeout 7200 tests/services/engine/checkpoints/test_every_tool.py
+		$(BIN)/python -m pytest -m tools --timeout 7200 tests/services/engine/weights/test_every_tool.py
 
 browser: .venv/test
 	ORCA_SCREENSHOTS=docs/live $(BIN)/python -m pytest tests/browser -m 'chaos or not chaos'

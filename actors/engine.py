@@ -25,7 +25,7 @@ from actors.engine_server import EngineServer
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
-from services.engine.startup.warm_up import WarmUp
+from services.engine.warm_up import WarmUp
 from services.errors import LaterEpoch, ModelError, OtherWeights, StaleEpoch
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -117,9 +117,7 @@ class EngineActor:
         self._silence = 0  # seconds since the last call of `status`
         self._server = EngineServer(self._run, finish=self._layout.size > 1)
         if not self._null:
-            from services.engine.startup.preload import (
-                preload,  # imports torch for seconds, which a null engine does not need
-            )
+            from services.engine.preload import preload  # imports torch for seconds, which a null engine need not
 
             self._settings = preload(self._folder, self._settings)
             from services.engine.startup.shared_memory import SharedMemory

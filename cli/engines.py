@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cli.arguments import Parser, hide_secrets
 from cli.port_claim import running_clusters
 from services.errors import OrcaError, PoolUnavailable, UsageError
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 from services.pool.address import without_password
 from services.pool.discovery import pools_at
 from services.pool.pool import RequestPool
@@ -42,7 +42,7 @@ class Cluster:
     pools: list[tuple[str, str]]  # URL of the server, and name
     name: str
     wanted: int
-    seats: list[Seat]
+    seats: list[SeatOverview]
 
     @property
     def shown(self) -> str:
@@ -128,7 +128,7 @@ async def _show(urls: list[str], name: str) -> None:
             print(_row(seat).rstrip())
 
 
-def _row(seat: Seat) -> str:
+def _row(seat: SeatOverview) -> str:
     figures = seat.figures
     held = f"{seat.gauges.get('kv_usage', 0.0) * figures.num_blocks:.0f} of {figures.num_blocks}" if figures else "-"
     ready = "yes" if is_ready(seat) else "no"
@@ -219,7 +219,7 @@ def _cluster(name: str, overviews: Overviews) -> Cluster | None:
     return Cluster(pools, name, wanted, sorted(seats, key=lambda seat: int(engine_of(seat.name))))
 
 
-def _seats(overview: Overview, cluster: str) -> list[Seat]:
+def _seats(overview: Overview, cluster: str) -> list[SeatOverview]:
     return [seat for seat in overview.seats if cluster_of(seat.name) == cluster]
 
 
@@ -228,5 +228,5 @@ def _unsharded(pool: str) -> str:
     return re.sub(r"\.[0-9]{1,3}$", "", pool)
 
 
-def is_ready(seat: Seat) -> bool:
+def is_ready(seat: SeatOverview) -> bool:
     return seat.alive and seat.gauges.get("ready") == 1

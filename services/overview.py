@@ -10,8 +10,8 @@ from services.seats import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """The state of a seat, which is an engine's place in the pool."""
+class SeatOverview:
+    """The state of a seat, an engine's place in the pool, as metrics and status show it."""
 
     name: str
     alive: bool  # its lease has not expired
@@ -32,7 +32,7 @@ class Overview:
     ended: int
     bytes: int
     figures: EngineFigures | None  # of the largest engine; the last known ones while no seat is alive
-    seats: list[Seat]
+    seats: list[SeatOverview]
     counters: dict[str, float]
     gateways: int
     full: bool = False  # the server's memory is full, and it refuses new requests

@@ -20,9 +20,9 @@ from load.bench.timing import FULL, Scale
 from load.options import Options, load_as_served, model_folder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
-from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
+from services.engine.weights.random_tensors import RandomTensors
 
 CUDA_KV = 0.85  # share of the memory that weights leave; the rest is for activations and logits
 CUT = "The time is spent: what is missing was not measured."

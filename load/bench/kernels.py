@@ -19,9 +19,9 @@ from services.engine.backends.cuda import layers
 from services.engine.backends.cuda.bits import BLOCK_SIZE, SPLITS, AttentionBits, settle_attention
 from services.engine.backends.cuda.plan import Planner, Tiles
 from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.families.decoder_weights import Linear
 from services.engine.families.registry import spec_of
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Linear
+from services.engine.spec import DecoderSpec
 
 ROWS = (1, 7, 64, 300)  # whose products are compared with float64
 SPEED_ROWS = (1, 16, 64, 256, 2048)
@@ -62,7 +62,7 @@ def kernels(bench: Bench) -> PartResult:
             del linear, weight
         of = _attention(bench)
         expected = _plain_attention(of)
-        rows = 2 * SPLITS * len(of.lengths()) * of.part.group
+        rows = 2 * SPLITS * len(of.lengths()) * of.part.queries_per_kv
         for name, tiles in {"wide": of.tiles, "narrow": of.tiles.narrow}.items():
             for merged, partial_rows in {"one program": 0, "several programs": rows}.items():
                 found[f"attention, {name} tiles, {merged}"] = _error(of.run(tiles, partial_rows), expected)
@@ -80,7 +80,7 @@ def bits(bench: Bench) -> PartResult:
             found[f"product {product.name}"] = {"hash": hashed.hex()[:8], "refused": refused}
         with _warnings() as refused:
             of = _attention(bench)
-            rows = layers.PARTIAL_SPLITS * of.part.group
+            rows = layers.PARTIAL_SPLITS * of.part.queries_per_kv
             hashed = settle_attention(of, Planner(of.part, of.tiles, of.programs, rows))
         found["attention"] = {"hash": hashed.hex()[:8], "refused": refused}
     lines = [[name, one["hash"], "; ".join(one["refused"]) or "nothing"] for name, one in found.items()]

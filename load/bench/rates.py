@@ -17,7 +17,7 @@ from load.bench.timing import FULL, Scale, device_seconds
 from load.report import table
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.packing import Packer
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
 from services.engine.startup import devices
 from services.files import user_cache
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,26 +40,24 @@ class Fault:
     takes_pool: bool = False
 
 
-def _owner(server: OrcaServer) -> int:
-    return random.choice(some(owning_schedulers(server), "scheduler with a seat"))
-
-
-def _without(pids: list[int], *others: int) -> list[int]:
-    return [pid for pid in pids if pid not in others]
-
-
 def signal_to(number: signal.Signals, *pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-async def stop_for(pid: int, seconds: float) -> None:
-    signal_to(signal.SIGSTOP, pid)
+@contextlib.contextmanager
+def _stopped(*pids: int) -> Iterator[None]:
+    signal_to(signal.SIGSTOP, *pids)
     try:
-        await asyncio.sleep(seconds)
+        yield
     finally:
-        signal_to(signal.SIGCONT, pid)
+        signal_to(signal.SIGCONT, *pids)
+
+
+async def stop_for(seconds: float, *pids: int) -> None:
+    with _stopped(*pids):
+        await asyncio.sleep(seconds)
 
 
 def _lives(pid: int) -> bool:
@@ -69,9 +67,31 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
+def _owner(server: OrcaServer) -> int:
+    return random.choice(some(owning_schedulers(server), "scheduler with a seat"))
+
+
+def _one(title: str, what: str) -> Callable[[OrcaServer], int]:
+    return lambda server: random.choice(some(server.pids(title), what))
+
+
+def _spare(title: str, what: str, used: Callable[[OrcaServer], list[int]]) -> Callable[[OrcaServer], int]:
+    def find(server: OrcaServer) -> int:
+        return random.choice(some([pid for pid in server.pids(title) if pid not in used(server)], what))
+
+    return find
+
+
+_spare_scheduler = _spare(SCHEDULER, "spare scheduler", owning_schedulers)
+_spare_engine = _spare(ENGINE, "spare engine", lambda server: [loaded_engine(server)])
+_gateway = _one(GATEWAY, "gateway")
+
+
+def _kill(*victims: Callable[[OrcaServer], int]) -> Callable[[Site], Awaitable[None]]:
+    """Kill these processes at once."""
+
     async def inject(site: Site) -> None:
-        signal_to(signal.SIGKILL, random.choice(some(site.server.pids(title), what)))
+        signal_to(signal.SIGKILL, *[victim(site.server) for victim in victims])
 
     return inject
 
@@ -86,48 +106,24 @@ def _kill_of_cluster(name: str, wait: bool = False) -> Callable[[Site], Awaitabl
     return inject
 
 
-async def _engine(site: Site) -> None:
-    signal_to(signal.SIGKILL, loaded_engine(site.server))
+def _stop_owner(*beside: Callable[[OrcaServer], int]) -> Callable[[Site], Awaitable[None]]:
+    """Stop a scheduler past its lease, and the processes `beside` it. Needs a spare: without one, no other process
+    takes the seat, however long its owner stands still."""
 
+    async def inject(site: Site) -> None:
+        _spare_scheduler(site.server)
+        owner = _owner(site.server)
+        with _stopped(owner, *[find(site.server) for find in beside]):
+            await asyncio.sleep(site.past_lease)
+            await until(lambda: owner not in owning_schedulers(site.server), STUCK)  # the spare may still be starting
 
-async def _spare_engine(site: Site) -> None:
-    spares = _without(site.server.pids(ENGINE), loaded_engine(site.server))
-    signal_to(signal.SIGKILL, random.choice(some(spares, "spare engine")))
-
-
-async def _scheduler(site: Site) -> None:
-    signal_to(signal.SIGKILL, _owner(site.server))
-
-
-async def _spare_scheduler(site: Site) -> None:
-    spares = _without(site.server.pids(SCHEDULER), *owning_schedulers(site.server))
-    signal_to(signal.SIGKILL, random.choice(some(spares, "spare scheduler")))
-
-
-async def _engine_and_scheduler(site: Site) -> None:
-    signal_to(signal.SIGKILL, loaded_engine(site.server), _owner(site.server))
-
-
-async def _stopped_scheduler(site: Site) -> None:
-    """Needs a spare: without one, no other process takes the seat, however long its owner stands still."""
-    owners = some(owning_schedulers(site.server), "scheduler with a seat")
-    some(_without(site.server.pids(SCHEDULER), *owners), "spare scheduler")
-    stopped = random.choice(owners)
-    signal_to(signal.SIGSTOP, stopped)
-    try:
-        await asyncio.sleep(site.past_lease)
-        await until(lambda: stopped not in owning_schedulers(site.server), STUCK)  # the spare may still be starting
-    finally:
-        signal_to(signal.SIGCONT, stopped)
+    return inject
 
 
 async def _stuck_engine(site: Site) -> None:
     engine = loaded_engine(site.server)
-    signal_to(signal.SIGSTOP, engine)
-    try:
+    with _stopped(engine):
         await until(lambda: not _lives(engine), STUCK)
-    finally:
-        signal_to(signal.SIGCONT, engine)
 
 
 async def _pool_killed(site: Site) -> None:
@@ -135,8 +131,7 @@ async def _pool_killed(site: Site) -> None:
 
 
 async def _pool_stopped(site: Site) -> None:
-    (pool,) = some(site.server.pool_server(), "pool's server")
-    await stop_for(pool, site.outage)
+    await stop_for(site.outage, *some(site.server.pool_server(), "pool's server"))
 
 
 async def _poison(site: Site) -> None:
@@ -147,33 +142,33 @@ async def _poison(site: Site) -> None:
 async def _orca_serve(site: Site) -> None:
     site.server.process.kill()
     site.server.process.wait()
-    assert site.start_again, "this run starts no server again"
-    await asyncio.to_thread(site.start_again)
+    await asyncio.to_thread(site.serve_again)
 
 
 async def _everything(site: Site) -> None:
     site.server.kill_all()
-    assert site.start_again, "this run starts no server again"
-    await asyncio.to_thread(site.start_again)
+    await asyncio.to_thread(site.serve_again)
 
 
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("engine", _engine),
-        Fault("spare engine", _spare_engine),
-        Fault("scheduler", _scheduler),
-        Fault("spare scheduler", _spare_scheduler),
-        Fault("engine and scheduler", _engine_and_scheduler),
-        Fault("gateway", _kill_one(GATEWAY, "gateway")),
-        Fault("scheduler stopped", _stopped_scheduler),
+        Fault("engine", _kill(loaded_engine)),
+        Fault("spare engine", _kill(_spare_engine)),
+        Fault("scheduler", _kill(_owner)),
+        Fault("spare scheduler", _kill(_spare_scheduler)),
+        Fault("engine and scheduler", _kill(loaded_engine, _owner)),
+        Fault("gateway", _kill(_gateway)),
+        Fault("scheduler stopped", _stop_owner()),
+        # as others see a node whose link is cut: its processes neither answer nor end, and go on afterwards
+        Fault("node cut off", _stop_owner(loaded_engine, _gateway)),
         Fault("engine stuck", _stuck_engine),
         Fault("poison", _poison),
         Fault("pool", _pool_killed, takes_pool=True),
         Fault("pool stopped", _pool_stopped),
-        Fault("controller", _kill_one(CONTROLLER, "controller")),
+        Fault("controller", _kill(_one(CONTROLLER, "controller"))),
         Fault("haproxy", _kill_of_cluster("haproxy")),
-        Fault("proxy manager", _kill_one(PROXY, "proxy manager")),
+        Fault("proxy manager", _kill(_one(PROXY, "proxy manager"))),
         Fault("gcs", _kill_of_cluster("gcs_server", wait=True), takes_all=True),
         Fault("raylet", _kill_of_cluster("raylet", wait=True), takes_all=True),
         Fault("orca serve", _orca_serve, takes_all=True),

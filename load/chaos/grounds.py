@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from load.arguments import option
 from load.chaos.aof import Transaction, read_transactions
 from load.chaos.checker import Least
-from load.chaos.faults import FAULTS, Fault
-from load.chaos.history import Record, Violation
-from load.chaos.site import SCHEDULER, Site, facts, keep_history
-from load.chaos.streams import Outcome, Streams
-from load.chaos.structured import constrained
-from load.chaos.workload import paper_prompts, poison, requests
-from load.server import OrcaServer
-from load.trace import HttpRequest
+from load.chaos.faults import FAULTS, Fault, signal_to, stop_for
+from load.chaos.history import Delivery, End, Record, Violation
+from load.chaos.site import Site, keep_history
+from load.server import OrcaServer, pool_servers, urls_of
+from services.pool.server.pool_server import PoolServer
+from services.pool.shards import shard_of
 
 KEEP_ENDED = 3600.0  # seconds: the checker reads what ended before
-IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
+SHARD_OUTAGE = 8.0  # seconds for which a shard's server is stopped
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """The options of `python -m load.chaos --help`. Data and histories are written to `folder`."""
+    """What a run is told. Data and histories are written to `folder`; `serve`: further flags of `orca serve`."""
 
     folder: Path
-    seconds: float = 300.0
-    every: float = 10.0
-    streams: int = 16
-    seed: int = 0
-    length: int = 40
-    model: str = "default"
-    engines: int = 1
-    tenants: int = 1
-    refusals: Sequence[int] = (408, 429)
-    deadly_token: int = 49_000
-    durability: str = "strict"
-    wait_replicas: int = 0
-    down_after: float = 2.0
-    shards: int = 2
-    faults: Sequence[str] = ()
     serve: Sequence[str] = ()
+    seconds: float = option(300.0, "for how long streams are started")
+    every: float = option(10.0, "seconds between faults")
+    streams: int = option(16, "streams open at any time")
+    seed: int = option(0, "seed of the faults")
+    length: int = option(40, "output tokens of a usual request")
+    model: str = option("default", "as `orca serve --model`")
+    engines: int = option(1, "of the own pool")
+    tenants: int = option(3, "of the own pool, each with an API key of its own")
+    refusals: Sequence[int] = option((408, 429), "statuses with which a request may end", type=int, nargs="*")
+    deadly_token: int = option(49_000, "a token id that no answer contains, for the fault poison")
+    durability: str = option("strict", "of the own pool", choices=["strict", "everysec"])
+    wait_replicas: int = option(0, "as `orca serve`, behind Sentinels")
+    down_after: float = option(2.0, "seconds after which a Sentinel takes a master for dead")
+    shards: int = option(2, "each with a server and an engine")
+    faults: Sequence[str] = option((), "some of those that there are; without it all", type=str, nargs="*")
 
     @property
     def least(self) -> Least:
@@ -56,24 +56,16 @@ class ChaosOptions:
         answers = max(1, int(self.streams * self.seconds / 60))
         return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
 
-    @property
-    def keys(self) -> list[str]:
-        """An API key for each tenant; none if there is only one tenant."""
-        return [f"key-{number}" for number in range(self.tenants)] if self.tenants > 1 else []
-
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault as it happened, from `time` to `ended` on the clock of `time.monotonic`; `skipped` tells why the fault
-    was not injected; `streams` is the number of streams that were open, `documents` that of outputs with a constraint
-    among them."""
+    """One fault as it happened, at `time` on the clock of `time.monotonic`; `skipped` tells why it was not injected;
+    `streams` is the number of streams that were open."""
 
     fault: str
     time: float
     skipped: str = ""
     streams: int = 0
-    documents: int = 0
-    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +82,22 @@ class History:
 
 
 class Ground(ABC):
-    """Serves within `async with`. `faults`: all that there are, by name."""
+    """Serves within `async with`. `faults`: all that there are, by name; `keys`: API keys of the clients, if any."""
 
     faults: dict[str, Fault]
-    learns = True  # answers are the same each time
-    url: str
     site: Site
+    keys: Sequence[str] = ()
 
     def __init__(self, options: ChaosOptions) -> None:
-        self.options = options
+        self.options, self.data = options, options.folder / "data"
 
     async def __aenter__(self) -> Ground:
+        self.data.mkdir()
         self._exits = AsyncExitStack()
         try:
-            await self.start(self._exits)
+            flags = await self.start_pool(self._exits)
+            self.site = Site(await asyncio.to_thread(self._serve, flags), partial(self._serve_again, flags))
+            self._exits.push_async_callback(lambda: asyncio.to_thread(self.site.server.__exit__))  # the server of then
         except BaseException:
             await self._exits.aclose()
             raise
@@ -113,39 +107,22 @@ class Ground(ABC):
         await self._exits.aclose()
 
     @abstractmethod
-    async def start(self, exits: AsyncExitStack) -> None:
-        """Start all that serves, and push onto `exits` what ends it; sets `url` and `site`."""
+    async def start_pool(self, exits: AsyncExitStack) -> list[str]:
+        """Start the servers of the pool and push onto `exits` what ends them; returns the flags of `orca serve`."""
 
     @abstractmethod
     def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
         """To be called after the end, with what clients saw and the faults that were made."""
 
-    def requests(self) -> list[HttpRequest]:
-        """What clients send, again and again."""
-        return requests(self.options.length, self.options.deadly_token, paper_prompts())
+    def _serve(self, flags: Sequence[str], port: int = 0) -> OrcaServer:
+        options = self.options
+        common = ["--model", options.model, "--dtype", "float32", "--gateways", "2"]
+        server = OrcaServer(self.data, *common, *flags, *options.serve, port=port, keep_ended=KEEP_ENDED)
+        server.__enter__()
+        return server
 
-    def begin(self, streams: Streams) -> None:  # noqa: B027 - most need nothing of it
-        """The clients begin."""
-
-    def facts(self) -> str:
-        """A line on what serves."""
-        return ""
-
-    def living_schedulers(self) -> Sequence[int]:
-        return self.site.server.pids(SCHEDULER)
-
-    async def until_idle(self) -> None:
-        """Wait for requests without clients; what is left then is a violation."""
-        await asyncio.to_thread(self.site.server.until_idle, IDLE)
-
-    def table(self, injections: Sequence[Injection], outcomes: Sequence[Outcome], records: Sequence[Record]) -> str:
-        """A further table of the faults; empty if there is none."""
-        return ""
-
-    def flags(self) -> list[str]:
-        """The flags of each `orca serve`."""
-        flags = ["--model", self.options.model, "--dtype", "float32"]
-        return [*flags, *self.options.serve]
+    def _serve_again(self, flags: Sequence[str]) -> None:
+        self.site.server = self._serve(flags, self.site.server.port)
 
 
 class OwnPool(Ground):
@@ -153,34 +130,19 @@ class OwnPool(Ground):
 
     faults = FAULTS
 
-    async def start(self, exits: AsyncExitStack) -> None:
-        self.data = self.options.folder / "data"
-        self.data.mkdir()
-        self.site = Site(await asyncio.to_thread(self._start), self._start_again)
-        exits.push_async_callback(lambda: asyncio.to_thread(self.site.server.__exit__))  # the server of then
-        self.url = self.site.server.url
-
-    def flags(self) -> list[str]:
+    async def start_pool(self, exits: AsyncExitStack) -> list[str]:
         options = self.options
-        flags = ["--engines", str(options.engines), "--gateways", "2", "--durability", options.durability]
+        flags = ["--engines", str(options.engines), "--durability", options.durability]
         flags += ["--deadly-token", str(options.deadly_token), "--max-pool-bytes", str(1 << 32)]
-        if options.keys:
-            flags += ["--api-keys", json.dumps({key: f"tenant-{key}" for key in options.keys})]
-        return [*flags, *super().flags()]
+        if options.tenants > 1:
+            self.keys = [f"key-{number}" for number in range(options.tenants)]
+            flags += ["--api-keys", json.dumps({key: f"tenant-{key}" for key in self.keys})]
+        return flags
 
-    def requests(self) -> list[HttpRequest]:
-        options = self.options
-        kinds = requests(options.length, options.deadly_token, paper_prompts(), constrained(options.length))
-        return random.Random(options.seed).sample(kinds, len(kinds))  # the constrained ones among the others
-
-    def begin(self, streams: Streams) -> None:
-        async def send_poison() -> None:
-            await streams.run(poison(self.options.deadly_token))
-
-        self.site.poison = send_poison
-
-    def facts(self) -> str:
-        return facts(self.site.server, self.options.keys)
+    def _serve(self, flags: Sequence[str], port: int = 0) -> OrcaServer:
+        server = super()._serve(flags, port)
+        keep_history(self.data)
+        return server
 
     def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
         return [History(records, list(read_transactions(self.data)), self.losses(made))]
@@ -193,11 +155,47 @@ class OwnPool(Ground):
         unix = time.time() - time.monotonic()
         return [unix + i.time + 1.0 for i in made if FAULTS[i.fault].takes_pool]
 
-    def _start(self, port: int = 0) -> OrcaServer:
-        server = OrcaServer(self.data, *self.flags(), port=port, keep_ended=KEEP_ENDED)
-        server.__enter__()
-        keep_history(self.data)
-        return server
 
-    def _start_again(self) -> None:
-        self.site.server = self._start(self.site.server.port)
+class Shards(Ground):
+    """Several shards, each with a server and an engine: the server of one is killed or stopped.
+
+    The servers sync each write before they reply. The file of each is checked with what the clients of that shard's
+    requests saw.
+    """
+
+    def __init__(self, options: ChaosOptions) -> None:
+        super().__init__(options)
+        kinds = {"killed": self._kill, "stopped": self._stop}
+        each = [
+            (f"shard {shard} {what}", partial(kinds[what], shard)) for shard in range(options.shards) for what in kinds
+        ]
+        self.faults = {name: Fault(name, inject) for name, inject in each}
+        self._servers: list[PoolServer] = []
+
+    async def start_pool(self, exits: AsyncExitStack) -> list[str]:
+        self._servers = await exits.enter_async_context(
+            pool_servers(self.options.folder, self.options.shards, "strict")
+        )
+        for server in self._servers:
+            keep_history(server.data_dir)
+        return ["--engines", str(self.options.shards), "--redis-url", urls_of(self._servers)]
+
+    async def _kill(self, shard: int, _: Site) -> None:
+        signal_to(signal.SIGKILL, self._servers[shard].pid)
+
+    async def _stop(self, shard: int, _: Site) -> None:
+        await stop_for(SHARD_OUTAGE, self._servers[shard].pid)
+
+    def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
+        of, found = shards_of(records), []
+        for shard, server in enumerate(self._servers):
+            own = [record for record in records if of.get(record.request, 0) == shard]
+            numbers = frozenset(record.request for record in own)
+            history = list(read_transactions(server.data_dir))
+            found.append(History(own, history, of=numbers, note=f"Shard {shard}:\n"))
+        return found
+
+
+def shards_of(records: Sequence[Record]) -> dict[int, int]:
+    """The shard of each request of a client that was accepted."""
+    return {record.request: shard_of(record.pool_id) for record in records if isinstance(record, Delivery | End)}

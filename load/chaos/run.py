@@ -1,29 +1,33 @@
-"""A chaos run, from the start of what serves to the verdict."""
+"""A chaos run, from the start of what serves to the verdict and its tables."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import statistics
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from load.chaos import history
 from load.chaos.checker import Circumstances, Verdict, check
 from load.chaos.faults import Fault, plan
 from load.chaos.grounds import ChaosOptions, Ground, History, Injection
 from load.chaos.planted import PLANTS, missed_plants
-from load.chaos.report import faults_table, requests_table
-from load.chaos.site import NoTarget, Site
-from load.chaos.streams import Outcome, Streams
+from load.chaos.site import SCHEDULER, NoTarget, Site
+from load.chaos.streams import Outcome, Streams, recovery
+from load.chaos.workload import is_constrained, paper_prompts, poison, requests
+from load.report import table
 from load.server import until
 from load.trace import HttpRequest
 from services.client.streaming import open_session
 from services.progress import Bar
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
+IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
 SHOWN = 20  # violations that are printed
 ATTEMPTS = 3  # to inject a fault that had no target, or no open stream
 
@@ -32,22 +36,24 @@ async def run(ground: Ground) -> bool:
     """Run and print the tables; returns whether all rules held and the checker found all planted violations."""
     options = ground.options
     draw, clients, seen = random.Random(options.seed), options.folder / "clients.jsonl", dict[int, float]()
-    async with ground, open_session(ground.url) as session:
+    async with ground, open_session(ground.site.server.url) as session:
         with history.Recorder(clients, time.time) as recorder:
-            streams, kinds = Streams(session, recorder, PATIENCE, options.keys), ground.requests()
-            ground.begin(streams)
-            if ground.learns:
-                await streams.learn(kinds)
-            print(await asyncio.to_thread(ground.facts) + "\n", flush=True)
+            streams = Streams(session, recorder, PATIENCE, ground.keys)
+            kinds = requests(options.length, options.deadly_token, paper_prompts(), constrained=True)
+            draw.shuffle(kinds)
+
+            async def send_poison() -> None:
+                await streams.run(poison(options.deadly_token))
+
+            ground.site.poison = send_poison
+            await streams.learn(kinds)
             watching = asyncio.create_task(watch_schedulers(ground, seen))
             injections = await under_load(ground, streams, kinds, draw)
-        await ground.until_idle()
+        # requests without clients; what is left then is a violation
+        await asyncio.to_thread(ground.site.server.until_idle, IDLE)
         watching.cancel()
     records = list(history.read(clients))
-    made = [injection for injection in injections if not injection.skipped]
-    if extra := ground.table(injections, streams.outcomes, records):
-        print(extra + "\n")
-    histories = ground.histories(records, made)
+    histories = ground.histories(records, [injection for injection in injections if not injection.skipped])
     held = [judge(options, one, injections, streams.outcomes, seen, draw) for one in histories]  # prints each
     return all(held)
 
@@ -105,7 +111,7 @@ async def watch_schedulers(ground: Ground, seen: dict[int, float]) -> None:
     """Record in `seen` when each scheduler process was last seen alive, until cancelled."""
     while True:
         now = time.time()
-        seen |= dict.fromkeys(await asyncio.to_thread(ground.living_schedulers), now)
+        seen |= dict.fromkeys(await asyncio.to_thread(ground.site.server.pids, SCHEDULER), now)
         await asyncio.sleep(0.25)
 
 
@@ -133,16 +139,18 @@ async def inject_faults(
 
 
 async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
-    at, hit, documents = time.monotonic(), streams.open, streams.documents
+    at, hit = time.monotonic(), streams.open
     skipped = "" if hit else "no open stream"
     try:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    ended = time.monotonic()
-    outcome = skipped or f"{ended - at:.1f} s, {hit} streams, {documents} documents"
+    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
     Bar.write(f"{fault.name}: {outcome}", file=sys.stderr)
-    return Injection(fault.name, at, skipped, hit, documents, ended)
+    return Injection(fault.name, at, skipped, hit)
+
+
+# --- tables ---
 
 
 def print_results(
@@ -152,7 +160,6 @@ def print_results(
     least = options.least
     refused = [o for o in outcomes if o.status in options.refusals]
     unexpected = [o for o in outcomes if o not in refused and is_unexpected(o)]
-    wrong = [o for o in outcomes if o.wrong]
     skipped = Counter(f"{i.fault} ({i.skipped})" for i in injections if i.skipped)
     print(
         f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.streams} streams at any time, "
@@ -164,16 +171,15 @@ def print_results(
         print("Not possible just then: " + ", ".join(f"{name} {times}x" for name, times in skipped.items()) + "\n")
     print(requests_table(outcomes, verdict, unexpected, refused) + "\n")
     found = [f"failed: {o.number} {o.request.name}: {o.error}" for o in unexpected]
-    found += [f"not as undisturbed: {o.number} {o.request.name}: {o.wrong}" for o in wrong]
+    found += [f"not as undisturbed: {o.number} {o.request.name}: {o.wrong}" for o in outcomes if o.wrong]
     found += [f"not valid: {o.number} {o.request.name}: {o.invalid}" for o in outcomes if o.invalid]
     found += [str(violation) for violation in verdict.violations]
     for line in found[:SHOWN]:
         print(line[:500])
     if len(found) > SHOWN:
         print(f"... and {len(found) - SHOWN} more")
-    print(
-        "History checker: " + ("all rules held." if not verdict.violations else f"{len(verdict.violations)} violations")
-    )
+    broken = len(verdict.violations)
+    print("History checker: " + (f"{broken} violations" if broken else "all rules held."))
     return not found
 
 
@@ -182,3 +188,45 @@ def is_unexpected(outcome: Outcome) -> bool:
     if outcome.request.name == "poison":
         return "died" not in outcome.error
     return bool(outcome.error)
+
+
+def faults_table(injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> str:
+    """The table of faults, with a row for each kind."""
+    rows = []
+    for kind in dict.fromkeys(injection.fault for injection in injections):
+        done = [i for i in injections if i.fault == kind and not i.skipped]
+        found = [r for r in (recovery(i.time, outcomes) for i in done) if r]
+        hit = min((i.streams for i in done), default="")
+        rows.append([kind, len(done), hit, *_spread([r.first for r in found]), *_spread([r.last for r in found])])
+    times = ["first token, s (median)", "(max)", "all streams, s (median)", "(max)"]
+    return table(["fault", "times", "streams open, at least", *times], rows)
+
+
+def _spread(values: list[float]) -> tuple[str, str]:
+    return (f"{statistics.median(values):.1f}", f"{max(values):.1f}") if values else ("", "")
+
+
+def requests_table(
+    outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome], refused: Sequence[Outcome]
+) -> str:
+    """The table of what became of the requests; "answers that are not valid" to "other violations" must be 0."""
+    gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
+    wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
+    others = ("state", "claim", "fence", "place", "numerics", "takeover", "snapshot", "too little")
+    rows: list[Sequence[object]] = [
+        ["requests", len(outcomes)],
+        ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
+        ["requests with a constraint or tools", sum(is_constrained(o.request) for o in outcomes)],
+        ["came back after a broken connection or a refusal", sum(o.reconnects > 0 for o in outcomes)],
+        ["poisoned, failed alone as they must", sum(o.request.name == "poison" for o in outcomes)],
+        ["refused or given up for want of time, as they may be", len(refused)],
+        ["answers that are not valid", sum(bool(o.invalid) for o in outcomes)],
+        ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
+        ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],
+        ["wrong", wrong],
+        ["other violations", verdict.count(*others)],
+        ["longest gap in a stream, s", f"{max(gaps, default=0.0):.1f}"],
+        ["sequences in the pool's file", len(verdict.pool.sequences)],
+        ["tokens in the pool's file", sum(len(s.tokens) for s in verdict.pool.sequences.values())],
+    ]
+    return table(["", "count"], rows)

@@ -19,12 +19,12 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from load.chaos.faults import Fault
-from load.chaos.grounds import KEEP_ENDED, ChaosOptions, Ground, History, Injection
+from load.chaos.grounds import ChaosOptions, Ground, History, Injection
 from load.chaos.history import Record
 from load.chaos.sentinels import Sentinels, Server
 from load.chaos.site import Site
 from load.chaos.timeline import Archive, put_together
-from load.server import OrcaServer, until
+from load.server import until
 from services.pool.server.binaries import find_servers
 
 OUTAGE = 12.0  # seconds for which a master is stopped or cut off: longer than a failover
@@ -47,7 +47,7 @@ class SentinelPool(Ground):
             kinds["master cut off"] = partial(self._cut_off, clients=True)
         self.faults = {name: Fault(name, partial(self._inject, kind), takes_pool=True) for name, kind in kinds.items()}
 
-    async def start(self, exits: AsyncExitStack) -> None:
+    async def start_pool(self, exits: AsyncExitStack) -> list[str]:
         options = self.options
         binary = next(server for server in find_servers() if server.version >= (7,))
         written = {"appendfsync": "everysec"}
@@ -56,22 +56,12 @@ class SentinelPool(Ground):
         await asyncio.to_thread(self._sentinels.start)
         self._archive = exits.enter_context(Archive(server.folder for server in self._sentinels.servers))
         exits.push_async_callback(self._finish)
-        (data := options.folder / "data").mkdir()
-        pool = ["--redis-url", self._sentinels.url, "--wait-replicas", str(options.wait_replicas), "--gateways", "2"]
-        self.site = Site(OrcaServer(data, *self.flags(), *pool, keep_ended=KEEP_ENDED))
-        exits.push_async_callback(asyncio.to_thread, self.site.server.__exit__)
-        await asyncio.to_thread(self.site.server.__enter__)
-        self.url = self.site.server.url
+        return ["--redis-url", self._sentinels.url, "--wait-replicas", str(options.wait_replicas)]
 
     async def _finish(self) -> None:
         """Before the servers end: which is the last master, and that the files have all that it answered."""
         self._last = self._sentinels.master()
         await asyncio.to_thread(self._sentinels.wait_until_written)
-
-    def facts(self) -> str:
-        options, binary = self.options, self._sentinels.binary
-        dead = f"a master is taken for dead after {options.down_after} s"
-        return f"{binary}, {dead}, wait_replicas {options.wait_replicas}."
 
     def histories(self, records: Sequence[Record], made: Sequence[Injection]) -> list[History]:
         segments = {server.host: self._archive.segments(server.folder) for server in self._sentinels.servers}

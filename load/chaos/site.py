@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import msgpack
 import redis
 
@@ -29,13 +28,13 @@ class NoTarget(Exception):
 class Site:
     """The server that is hurt.
 
-    `start_again` replaces `server` by a new one on the same folder and port; `poison` sends a request that kills
-    engines and returns when it was refused. A run whose faults need neither has neither. `past_lease` and `outage`: for
-    how many seconds a scheduler and the pool's server are stopped.
+    `serve_again` replaces `server` by a new one on the same folder and port; `poison` sends a request that kills
+    engines and returns when it was refused. `past_lease` and `outage`: for how many seconds a scheduler and the pool's
+    server are stopped.
     """
 
     server: OrcaServer
-    start_again: Callable[[], None] | None = None
+    serve_again: Callable[[], None]
     poison: Callable[[], Awaitable[None]] | None = None
     past_lease: float = 8.0
     outage: float = 20.0
@@ -80,18 +79,3 @@ def keep_history(data_dir: Path) -> None:
         server.config_set("auto-aof-rewrite-percentage", 0)
         with contextlib.suppress(redis.ResponseError):  # before version 7
             server.config_set("aof-timestamp-enabled", "yes")
-
-
-def facts(server: OrcaServer, keys: list[str]) -> str:
-    """Model, numerics, schedulers that own a seat, engines, gateways, tenants, and when the pool's file is synced."""
-    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    version = httpx.get(server.url + "/version", headers=headers, timeout=10).raise_for_status().json()
-    schedulers, engines = (set(seat_pids(server.data_dir, name)) - {0} for name in ("scheduler_pid", "engine_pid"))
-    with connect(server.data_dir) as pool:
-        config = pool.config_get("appendfsync")
-    assert isinstance(config, dict)
-    return (
-        f"Model {version['model']}, numerics {version['numerics']}, schedulers with a seat {len(schedulers)}, engines "
-        f"with weights {len(engines)}, gateways {len(server.pids(GATEWAY))}, tenants {len(keys) or 1}, appendfsync "
-        f"{config['appendfsync']}."
-    )

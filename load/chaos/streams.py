@@ -11,8 +11,7 @@ from itertools import pairwise
 import aiohttp
 
 from load.chaos.history import Recorder
-from load.chaos.structured import error_in, is_constrained
-from load.chaos.workload import deviation, difference
+from load.chaos.workload import difference, error_in
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow
@@ -35,7 +34,6 @@ class Outcome:
     status: int = 0  # of a refusal, which `error` describes
     wrong: str = ""  # how it differs from the undisturbed answer
     invalid: str = ""  # how it breaks the constraint of the request
-    deviation: float = 0.0  # the largest difference of a log probability from the undisturbed answer's
 
 
 class Streams:
@@ -58,11 +56,6 @@ class Streams:
     def open(self) -> int:
         """How many streams have begun and not ended."""
         return sum(bool(o.arrivals) and not o.end for o in self.outcomes)
-
-    @property
-    def documents(self) -> int:
-        """How many of the open streams are in the middle of an output that is constrained."""
-        return sum(bool(o.arrivals) and not o.end and is_constrained(o.request) for o in self.outcomes)
 
     async def learn(self, requests: list[HttpRequest]) -> None:
         """Run each request once; these are the undisturbed answers. Raises StreamError."""
@@ -99,7 +92,6 @@ class Streams:
             outcome.invalid = error_in(request, outcome.answer)
         if not outcome.error and (expected := self.expected.get(request.name)):
             outcome.wrong = difference(expected, outcome.answer)
-            outcome.deviation = deviation(expected, outcome.answer)
         return outcome
 
     def _on_event(self, outcome: Outcome) -> Callable[[Event], None]:

@@ -1,10 +1,15 @@
-"""The requests of a chaos run, a fixed set of all kinds, and the comparison of an answer with the undisturbed one."""
+"""The requests of a chaos run, a fixed set of all kinds; how an answer differs from the undisturbed one, and how it
+breaks the constraint of its request."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import jsonschema
 
 from load.trace import HttpRequest
 from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
@@ -13,19 +18,40 @@ from services.client.sse import Choice, StreamedAnswer
 LOGPROB_TOLERANCE = 1e-4  # for transformers' layers in float32, which depend on the batch; the fast path is exact
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
+# All values are bounded, so that most documents end by themselves.
+WORD = {"type": "string", "pattern": "^[a-z]{1,12}$"}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": WORD,
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "languages": {"type": "array", "items": {"enum": ["English", "French", "Latin"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "languages"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": WORD, "days": {"anyOf": [{"const": "all"}, {"type": "integer", "maximum": 14}]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+DATE = r"[12][0-9]{3}-(0[1-9]|1[0-2])-[0-3][0-9]"
+COLOURS = ["red", "yellow and a little green", "blue"]
+SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "add_person": PERSON}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 
-def requests(
-    length: int, never: int, prompts: Sequence[int] = (0,), others: Sequence[HttpRequest] = ()
-) -> list[HttpRequest]:
+
+def requests(length: int, never: int, prompts: Sequence[int] = (0,), constrained: bool = False) -> list[HttpRequest]:
     """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
-    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`. `others` come
-    after them, changed in the same way.
+    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`. With `constrained`
+    also documents and tool calls.
 
     `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
     so that none is found in the prefix cache.
     """
     made = []
-    for number, request in enumerate([*_requests(length), *others]):
+    for number, request in enumerate([*_free(length), *(_constrained(length) if constrained else ())]):
         body = request.body | {"logit_bias": {str(never): -100}}
         made.append(replace(request, body=_longer(body, number, prompts[number % len(prompts)])))
     return made
@@ -36,18 +62,22 @@ def paper_prompts() -> list[int]:
     return [len(request.prompt) for request in paper(16)]
 
 
+def poison(token: int) -> HttpRequest:
+    """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
+    return HttpRequest("/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4}, "poison")
+
+
 def _longer(body: dict[str, Any], number: int, tokens: int) -> dict[str, Any]:
     if not tokens:
         return body
     before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: about the tokens of the prompt itself
     if "messages" in body:
-        messages = [message | {"content": before + message["content"]} for message in body["messages"]]
-        return body | {"messages": messages}
+        return body | {"messages": [one | {"content": before + one["content"]} for one in body["messages"]]}
     prompt = body["prompt"]
     return body | {"prompt": [before + text for text in prompt] if isinstance(prompt, list) else before + prompt}
 
 
-def _requests(length: int) -> list[HttpRequest]:
+def _free(length: int) -> list[HttpRequest]:
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": length}
     seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": length}
     short, long = {"max_tokens": max(2, length // 4)}, {"max_tokens": 2 * length, "ignore_eos": True}
@@ -70,9 +100,22 @@ def _requests(length: int) -> list[HttpRequest]:
     ]
 
 
-def poison(token: int) -> HttpRequest:
-    """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
-    return HttpRequest("/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4}, "poison")
+def _constrained(length: int) -> list[HttpRequest]:
+    """Requests for documents and tool calls of up to four times `length` tokens."""
+    seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 4 * length}
+    named = {"type": "json_schema", "json_schema": {"name": "document", "strict": True, "schema": PERSON}}
+    person, tools = {"response_format": named}, {"tools": TOOLS, "tool_choice": "required"}
+    one_tool = {"tool_choice": {"type": "function", "function": {"name": "add_person"}}, "parallel_tool_calls": False}
+    return [
+        _chat("document", 0, seeded | person | {"temperature": 0}),
+        _chat("document, two choices", 1, seeded | person | {"n": 2}),
+        _chat("document, log probabilities", 3, seeded | person | {"logprobs": True, "top_logprobs": 2}),
+        _completion("document, penalties", 0, seeded | person | {"presence_penalty": 0.5, "top_p": 0.95}),
+        _completion("regular expression", 2, seeded | {"structured_outputs": {"regex": DATE}}),
+        _completion("one of a list", 3, seeded | {"structured_outputs": {"choice": COLOURS}}),
+        _chat("tools, two choices", 4, seeded | tools | {"n": 2}),
+        _chat("one tool", 5, seeded | tools | one_tool | {"temperature": 0}),
+    ]
 
 
 def _completion(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
@@ -82,6 +125,9 @@ def _completion(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
 def _chat(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
     messages = [{"role": "user", "content": QUESTIONS[text]}]
     return HttpRequest("/v1/chat/completions", COMMON | {"messages": messages} | fields, name)
+
+
+# --- beside the undisturbed answer ---
 
 
 def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
@@ -98,27 +144,50 @@ def _difference(expected: Choice, got: Choice) -> str:
     for name in ("token_ids", "text", "finish_reason"):
         if getattr(expected, name) != getattr(got, name):
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
-    if _calls(expected) != _calls(got):
-        return f"calls {_calls(got)}, expected {_calls(expected)}"
+    calls, due = ([(call.name, call.arguments) for call in one.calls] for one in (got, expected))  # ids are new ones
+    if calls != due:
+        return f"calls {calls}, expected {due}"
     if len(expected.logprobs) != len(got.logprobs):
         return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
-    differences = _deviations(expected, got)
-    worst = max(differences, default=0.0)
-    if worst <= LOGPROB_TOLERANCE:
+    worst = max((abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=True)), default=0.0)
+    return f"a log probability differs by {worst}" if worst > LOGPROB_TOLERANCE else ""
+
+
+# --- beside its constraint ---
+
+
+def is_constrained(request: HttpRequest) -> bool:
+    return any(field in request.body for field in ("response_format", "structured_outputs", "tools"))
+
+
+def error_in(request: HttpRequest, answer: StreamedAnswer) -> str:
+    """Why a choice that the model ended itself violates the request's constraint; empty if none does."""
+    if not is_constrained(request):
         return ""
-    return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"
+    ended = [choice for choice in answer.choices.values() if choice.finish_reason not in (None, "length")]
+    return next((error for choice in ended if (error := _error(request.body, choice))), "")
 
 
-def _calls(choice: Choice) -> list[tuple[str, str]]:
-    """Names and arguments: the ids of calls are those of one request."""
-    return [(call.name, call.arguments) for call in choice.calls]
+def _error(body: dict[str, Any], choice: Choice) -> str:
+    if "tools" in body:
+        names = list(SCHEMAS) if body["tool_choice"] == "required" else [body["tool_choice"]["function"]["name"]]
+        if not choice.calls or choice.finish_reason != "tool_calls":
+            return f"{len(choice.calls)} calls and the text {choice.text!r}, finish_reason {choice.finish_reason!r}"
+        errors = [_error_of(c.arguments, SCHEMAS[c.name]) if c.name in names else c.name for c in choice.calls]
+        return next((f"call of {names}: {error}" for error in errors if error), "")
+    if "response_format" in body:
+        return _error_of(choice.text, PERSON)
+    allowed = body["structured_outputs"]
+    held = choice.text in allowed["choice"] if "choice" in allowed else re.fullmatch(allowed["regex"], choice.text)
+    return "" if held else f"{choice.text!r} is not one of {allowed}"
 
 
-def deviation(expected: StreamedAnswer, got: StreamedAnswer) -> float:
-    """The largest difference of a log probability in all choices, as far as both answers go."""
-    both = [(choice, got.choices[index]) for index, choice in expected.choices.items() if index in got.choices]
-    return max((worst for pair in both for worst in _deviations(*pair)), default=0.0)
-
-
-def _deviations(expected: Choice, got: Choice) -> list[float]:
-    return [abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=False)]
+def _error_of(text: str, schema: dict[str, Any]) -> str:
+    """Why `text` is not JSON that is valid by `schema`; empty if it is."""
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except ValueError as error:
+        return f"not JSON, {error}: {text}"
+    except jsonschema.ValidationError as error:
+        return f"{error.message}: {text}"
+    return ""

@@ -11,7 +11,7 @@ from math import inf
 from load.reference.bounds import BoundRules
 from load.reference.state import LastReply, Seat, Sequence
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
-from services.overview import Seat as SeatView
+from services.overview import SeatOverview
 from services.pool.limits import behind
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE, UNSERVED
 from services.requests import BATCH_CLASS, Tenure, needs_of
@@ -187,10 +187,10 @@ class SeatRules(BoundRules):
             self._end(sequence, end)
             self._add_counters({"orca:poisoned_requests": 1})
 
-    def _view(self, seat: Seat) -> SeatView:
+    def _view(self, seat: Seat) -> SeatOverview:
         alive = seat.epoch is not None and seat.expires > self._now
         running, gauges = len(seat.running), dict(seat.gauges)
-        return SeatView(seat.name, alive, seat.figures, running, gauges, seat.summary, seat.owner, seat.epoch or "")
+        return SeatOverview(seat.name, alive, seat.figures, running, gauges, seat.summary, seat.owner, seat.epoch or "")
 
 
 def _can_serve(engine: Room | Seat, sequence: Sequence) -> bool:

@@ -1,12 +1,18 @@
 """The engine: runs one iteration of a model over a flat batch. May import torch; of the other services only models and
 messages.
 
-- `engine.py`: Engine, one iteration after another. `null.py`: the same without a model. `settings.py`: how it is
-  loaded.
-- `decoder.py`: the protocol of what computes logits. `backends/` has three: stock, cpu and cuda.
-- `batch/`: the requests of an iteration, flattened, and their KV cache. `sampling/`: from logits to tokens.
-- `families/`: which models the fast path (cpu, cuda) runs, a file each. `parallel/`: one model over several ranks.
-- `startup/`: all that happens before the first iteration.
+Each line may import those below it, and none above:
+
+- `preload.py`, `warm_up.py`: what comes before an engine's weights, and before its first request.
+- `engine.py`: Engine, one iteration after another. `null.py`: NullEngine, which has no model.
+- `startup/`: choose device, dtype and backend, check the fast path, load, keep the memory for the next process.
+- `backends/`: how layers run: stock, cpu or cuda.
+- `families/`: which models the fast path (cpu, cuda) runs: their specs, and their weights fused as products run.
+- `weights/`: weights as they are stored.
+- `parallel/`: one model over several ranks. `sampling/`: from logits to tokens.
+- `decoder.py`: the protocol of what computes logits.
+- `batch/`: the requests of an iteration, what their settings do to logits, and their KV cache.
+- `spec.py`: what layers compute. `settings.py`: how an engine is loaded.
 """
 
 import os

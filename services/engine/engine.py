@@ -12,25 +12,24 @@ from pathlib import Path
 
 import torch
 
-from services.engine.batch.block_names import BlockNames
-from services.engine.batch.block_record import BlockRecord
+from services.engine.batch.block_names import BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack
+from services.engine.batch.grammars import GrammarCompiler, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
 from services.engine.decoder import Decoder
-from services.engine.families.tensors import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.sampling.grammars import GrammarCompiler, load_grammars
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
-from services.engine.startup import devices, huge_pages, loading, warm_up
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size, count_warm_up_blocks
+from services.engine.startup import devices, huge_pages, loading
 from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
+from services.engine.weights.tensors import Tensors
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo, choose_length
@@ -240,7 +239,7 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     state = sum(state.bytes for state in decoder.states)
     size = choose_block_size(settings, per_token, state)
     blocks = devices.count_blocks(settings, size * per_token + state, size, length, devices.free_bytes(device))
-    reserved = warm_up.count_blocks(size)
+    reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.engine.batch.block_names import BlockNames
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
-from services.engine.startup.warm_up import count_blocks
+from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size, count_warm_up_blocks
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.models.info import ModelInfo
@@ -68,7 +67,7 @@ class NullEngine:
     def warm_up_blocks(self) -> list[int]:
         """See Engine.warm_up_blocks."""
         first = self.figures.num_blocks
-        return list(range(first, first + count_blocks(self.figures.block_size)))
+        return list(range(first, first + count_warm_up_blocks(self.figures.block_size)))
 
     def reset(self, epoch: str) -> None:
         """See Engine.reset."""

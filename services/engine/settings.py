@@ -13,12 +13,12 @@ from services.files import user_cache
 
 NO_TOKEN = -1
 
-
 BLOCK_SIZE = 16  # tokens
 # Of models whose layers keep a state. A request that continues computes less than a block again, and a prefix is shared
 # by whole blocks, so blocks should not be larger than memory makes them. Gated delta rules run in steps of 64 tokens.
 STATE_STEP = 64
 LARGEST_BLOCK = 512
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_
         return settings.block_size or BLOCK_SIZE
     tokens = -(-state_bytes // bytes_per_token) if bytes_per_token else LARGEST_BLOCK
     return min(max(-(-tokens // STATE_STEP) * STATE_STEP, STATE_STEP), LARGEST_BLOCK)
+
+
+def count_warm_up_blocks(block_size: int) -> int:
+    """The number of KV blocks that the engine keeps for its warm-up (see `warm_up`)."""
+    return -(-WARM_UP_TOKENS // block_size)
 
 
 class DeadlyToken:

@@ -18,7 +18,7 @@ from typing import Any
 
 from services.metrics.counters import buckets, total
 from services.metrics.declared import HISTOGRAMS
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 
 WINDOW = 5.0  # seconds that latencies and rates are computed over
 TTFT, GAP, TOKENS = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:generation_tokens"
@@ -88,7 +88,7 @@ class RecentOverviews:
         }
 
 
-def _engine(seat: Seat, demo: bool, epoch: str | None) -> dict[str, Any]:
+def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]:
     gauges, blocks = seat.gauges, seat.figures.num_blocks if seat.figures else 0
     shown = {
         "name": seat.name,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# the types that engine/families/gguf.py reads
+# the types that engine/weights/gguf.py reads
 KINDS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8"})  # types that are not quantised
 

@@ -30,7 +30,7 @@ from services.messages import (
     SubmitReply,
     TokenEvent,
 )
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 from services.seats import ClusterSeats, SeatGrant
 
@@ -285,8 +285,8 @@ def read_overview(reply: list[Any]) -> Overview:
     )
 
 
-def _seat(s: dict[str, Any]) -> Seat:
-    return Seat(
+def _seat(s: dict[str, Any]) -> SeatOverview:
+    return SeatOverview(
         name=s["name"].decode(),
         alive=s["alive"] == 1,
         figures=_figures(s["figures"]),

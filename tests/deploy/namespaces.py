@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ class Namespace:
         run("ip", "link", "delete", self._link)
         run("ip", "netns", "delete", self._name)
         shutil.rmtree(self.etc, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """All packets from and to it are lost meanwhile, without a sign of it to either side."""
+        run("ip", "link", "set", self._link, "nomaster")
+        yield
+        run("ip", "link", "set", self._link, "master", BRIDGE)
 
     def enter(self, *command: str, **options: Any) -> str:
         """The output of a command of this machine, run in it as root."""

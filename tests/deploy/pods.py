@@ -94,6 +94,7 @@ class Pod:
         self.labels: dict[str, str] = manifest["metadata"].get("labels", {})
         self._spec: Object = manifest.get("spec", {})
         self._namespace = Namespace(name, address)
+        self.cut_off = self._namespace.cut_off
         self._running: subprocess.Popen[bytes] | None = None
         self._restarts = 0
 

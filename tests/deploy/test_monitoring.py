@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.metrics import Wanted, render
 from services.metrics.declared import COUNTERS, GATEWAY_COUNTERS, GATEWAY_GAUGES, HISTOGRAMS, OPTIONAL_GAUGES
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 from tests.deploy.conftest import ROOT
 
 FOLDER = ROOT / "deploy/monitoring"
@@ -34,7 +34,7 @@ def samples() -> dict[str, set[str]]:
     """The labels of each name on a page of /metrics, with an engine, a gateway and every series counted once."""
     counted = {"|".join((name, *("x" for _ in counter.labels))): 1.0 for name, counter in COUNTERS.items()}
     counted |= {"|".join((f"{name}_sum", *("x" for _ in h.labels))): 1.0 for name, h in HISTOGRAMS.items()}
-    seat = Seat("c/0", True, None, 0, dict.fromkeys(OPTIONAL_GAUGES, 0.0), "")
+    seat = SeatOverview("c/0", True, None, 0, dict.fromkeys(OPTIONAL_GAUGES, 0.0), "")
     gauges = dict.fromkeys((*GATEWAY_GAUGES, *GATEWAY_COUNTERS), 0.0)
     overview = Overview(0, 0, 0, 0, None, [seat], counted, 1, gateway_gauges={"g": gauges})
     families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted()).decode())

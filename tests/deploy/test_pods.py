@@ -189,20 +189,28 @@ def test_nothing_can_be_written_outside_the_volumes(running: Run) -> None:
         assert (done.returncode == 0) == written, done.stderr
 
 
-def test_requests_outlive_the_node_of_an_engine(running: Run) -> None:
+@pytest.mark.parametrize("what", ["cut off", "killed"])
+def test_requests_outlive_the_node_of_an_engine(running: Run, what: str) -> None:
     """Enough of them that both engines run some; a client sends its request again, with its key, when it breaks."""
     body = BODY | {"max_tokens": 400}
     undisturbed = json.loads(running.ask("worker-1", "/v1/chat/completions", body)[1])["choices"]
     found: dict[int, Any] = {}
 
     def ask(number: int) -> None:
-        answers = iter(lambda: running.ask("worker-1", "/v1/chat/completions", body, again=f"request-{number}"), None)
+        key = f"{what} {number}"
+        answers = iter(lambda: running.ask("worker-1", "/v1/chat/completions", body, again=key), None)
         found[number] = next(json.loads(text)["choices"] for status, text in answers if status == 200)
 
     asking = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(8)]
     for each in asking:
         each.start()
     running.cluster.until("both engines run some", lambda: running.number_of("vllm:num_requests_running") > 4)
-    running.cluster.pods["worker-2"].kill()
-    running.cluster.until("all requests are answered", lambda: len(found) == 8)
+    worker = running.cluster.pods["worker-2"]
+    if what == "killed":
+        worker.kill()
+        running.cluster.until("all requests are answered", lambda: len(found) == 8)
+    else:
+        with worker.cut_off():
+            running.cluster.until("all requests are answered", lambda: len(found) == 8)
+        running.cluster.until("it serves again", lambda: running.ask("worker-2", "/ready")[0] == 200)
     assert all(choices == undisturbed for choices in found.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.autoscaling import EngineCount, Load, Scaling, engines_needed, load_of
 from services.messages import EngineFigures
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 
 FIGURES = EngineFigures("m", 1024, 100, 16, 50_000, "null")  # 1,600 tokens of KV cache
 SLOTS = 1600.0
@@ -109,8 +109,8 @@ def test_requests_or_their_tokens_decide(load: Load, needed: int) -> None:
 
 
 def test_the_load_is_that_of_the_cluster_and_all_that_waits() -> None:
-    def seat(name: str, **own: Any) -> Seat:
-        return Seat(name, own.get("alive", True), FIGURES, own.get("running", 0), {"kv_usage": 0.25}, "", "o")
+    def seat(name: str, **own: Any) -> SeatOverview:
+        return SeatOverview(name, own.get("alive", True), FIGURES, own.get("running", 0), {"kv_usage": 0.25}, "", "o")
 
     seats = [seat("c/0", running=3), seat("c/1", running=2, alive=False), seat("other/0", running=5)]
     overview = Overview(7, 10, 0, 0, FIGURES, seats, {}, 1, waiting_tokens=70)

@@ -22,7 +22,7 @@ from services.metrics.declared import (
     SEAT_GAUGES,
     TENANT,
 )
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 from services.requests import FinishReason
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -34,10 +34,10 @@ def page(*takes: dict[str, float], **gauges: float) -> Samples:
     sums: Counter[str] = Counter()
     for take in takes:
         sums.update(take)
-    return shown([Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")], sums)
+    return shown([SeatOverview("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")], sums)
 
 
-def shown(seats: list[Seat], sums: dict[str, float], wanted: dict[str, int] | None = None) -> Samples:
+def shown(seats: list[SeatOverview], sums: dict[str, float], wanted: dict[str, int] | None = None) -> Samples:
     overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS, wanted=wanted or {})
     families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted(2, 3, 1000)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
@@ -45,7 +45,7 @@ def shown(seats: list[Seat], sums: dict[str, float], wanted: dict[str, int] | No
 
 def test_several_shards_are_told_apart_by_a_label() -> None:
     """One does not answer. Wanted engines are dealt to shards; gateways register in each pool, and are shown once."""
-    seat, sums = Seat("c/0", True, None, 3, {"kv_usage": 0.5}, ""), {"orca:reclaimed_requests": 2.0}
+    seat, sums = SeatOverview("c/0", True, None, 3, {"kv_usage": 0.5}, ""), {"orca:reclaimed_requests": 2.0}
     overview = Overview(7, 3, 2, 99, None, [seat], sums, 1, gateway_gauges=GATEWAYS)
     overviews = {0: overview, 2: None, 5: overview}
     families = list(text_string_to_metric_families(render(overviews, "tiny", Wanted(4, 3, 1000)).decode()))
@@ -123,7 +123,7 @@ def test_an_optional_gauge_is_not_shown_as_zero() -> None:
 def test_different_numerics_of_engines_are_counted() -> None:
     def kinds(*numerics: str, alive: int = 9, name: str = "orca:numerics") -> float:
         seats = [
-            Seat(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")
+            SeatOverview(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")
             for i, each in enumerate(numerics)
         ]
         return shown(seats, {})[name, labels()]
@@ -137,7 +137,8 @@ def test_different_numerics_of_engines_are_counted() -> None:
 
 def test_the_weights_of_each_living_engine_are_on_the_page() -> None:
     seats = [
-        Seat(f"c/{i}", i < 2, EngineFigures("m", 256, 8, 16, 320, "n", f"as {i}", 10 + i), 0, {}, "") for i in range(3)
+        SeatOverview(f"c/{i}", i < 2, EngineFigures("m", 256, 8, 16, 320, "n", f"as {i}", 10 + i), 0, {}, "")
+        for i in range(3)
     ]
     samples = shown(seats, {})
     assert [samples["orca:weight_bytes", labels(engine=str(i))] for i in range(2)] == [10, 11]
@@ -158,17 +159,17 @@ def test_what_the_settings_ask_for_stands_beside_what_there_is() -> None:
 def test_the_engines_that_living_clusters_are_to_have_take_the_place_of_the_setting() -> None:
     """During an upgrade two clusters share the pool; of a cluster that died the pool still has the number."""
     seats = [
-        Seat("a/0", True, None, 0, {}, ""),
-        Seat("b/0", True, None, 0, {}, ""),
-        Seat("c/0", False, None, 0, {}, ""),
+        SeatOverview("a/0", True, None, 0, {}, ""),
+        SeatOverview("b/0", True, None, 0, {}, ""),
+        SeatOverview("c/0", False, None, 0, {}, ""),
     ]
     assert shown(seats, {}, {"a": 3, "b": 1, "c": 5})["orca:engines_wanted", labels()] == 4
     assert shown(seats[2:], {}, {"c": 5})["orca:engines_wanted", labels()] == 2
 
 
 def test_engines_of_two_clusters_with_one_number_keep_their_gauges_apart() -> None:
-    seats = [Seat(f"{c}/0", True, None, 0, {"kv_usage": kv}, "") for c, kv in (("a", 0.25), ("b", 0.5))]
-    samples = shown([*seats, Seat("a/1", True, None, 0, {"kv_usage": 0.75}, "")], {})
+    seats = [SeatOverview(f"{c}/0", True, None, 0, {"kv_usage": kv}, "") for c, kv in (("a", 0.25), ("b", 0.5))]
+    samples = shown([*seats, SeatOverview("a/1", True, None, 0, {"kv_usage": 0.75}, "")], {})
     usage = {dict(key[1])["engine"]: value for key, value in samples.items() if key[0] == "vllm:kv_cache_usage_perc"}
     assert usage == {"a/0": 0.25, "b/0": 0.5, "1": 0.75}
 

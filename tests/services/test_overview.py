@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from services.messages import EngineFigures
-from services.overview import Overview, Seat, combined
+from services.overview import Overview, SeatOverview, combined
 
 FIGURES = EngineFigures("tiny", 128, 64, 16, 1000, "float32/cpu")
 SUMS = ("waiting", "running", "ended", "bytes", "waiting_tokens")
@@ -21,7 +21,7 @@ def overview(number: int) -> Overview:
         ended=20 * number,
         bytes=30 * number,
         figures=FIGURES,
-        seats=[Seat(f"c/{number}", True, FIGURES, number, {}, "")],
+        seats=[SeatOverview(f"c/{number}", True, FIGURES, number, {}, "")],
         counters={"tokens": float(number)},
         gateways=number,
         full=True,

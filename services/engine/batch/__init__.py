@@ -1,1 +1,1 @@
-"""One iteration's requests: their states, the flat batch, the KV cache."""
+"""The requests of an iteration: what their settings do to their logits, their tokens as flat arrays, their KV cache."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.engine.batch.block_record import BYTES
+from services.engine.batch.block_names import BYTES
 from services.engine.batch.buffers import Allocate, zeros
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.engine.sampling.adjustments import Adjustments, AllowedTokens
-from services.engine.sampling.grammars import OutputGrammar, Words
+from services.engine.batch.adjustments import Adjustments, AllowedTokens
+from services.engine.batch.grammars import OutputGrammar, Words
 from services.messages import Iteration, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
 

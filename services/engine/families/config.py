@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from services.engine.checkpoints.methods import format_of
+from services.engine.weights.folder import format_of
 from services.errors import ModelError
 
 # layers that keep keys and values, a state, or both ("hybrid"); and those that keep nothing

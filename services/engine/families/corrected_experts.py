@@ -8,7 +8,7 @@ from typing import Any
 from services.engine.families.experts import Experts
 from services.engine.families.llama import Llama
 from services.engine.families.phi3 import LONG_ROPE
-from services.engine.families.spec import DecoderSpec, ExpertsSpec
+from services.engine.spec import DecoderSpec, ExpertsSpec
 
 
 class Dots1(Experts):

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from services.engine.families.decoder_weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.families.llama import Llama
-from services.engine.families.spec import DecoderSpec, ExpertsSpec
-from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
+from services.engine.spec import DecoderSpec, ExpertsSpec
 
 
 class Experts(Llama):
@@ -48,9 +48,9 @@ class Experts(Llama):
 
     @property
     def _shared(self) -> RowRange | None:
-        """This shard's part of the inner numbers of the shared MLP."""
+        """This partition's part of the inner numbers of the shared MLP."""
         spec = self._spec.experts
-        return self._shard.of(spec.shared) if spec and spec.shared else None
+        return self._partition.range_of(spec.shared) if spec and spec.shared else None
 
     def _routes(self, layer: str) -> bool:
         return self._spec.has_experts(int(layer.rpartition(".")[2]))
@@ -77,7 +77,7 @@ class Experts(Llama):
     def _single(self, name: str, parts: tuple[str, str, str]) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
         assert spec is not None
-        inner = self._shard.of(spec.intermediate)
+        inner = self._partition.range_of(spec.intermediate)
         for expert in range(spec.count):
             gate, up, down = (f"{name}.{expert}.{part}" for part in parts)
             yield self._stacked([gate, up], [inner, inner]), self._partial(down, inner)
@@ -85,7 +85,7 @@ class Experts(Llama):
     def _fused(self, name: str) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
         assert spec is not None
-        begin, end = self._shard.of(spec.intermediate)
+        begin, end = self._partition.range_of(spec.intermediate)
         for expert in range(spec.count):
             rows = expert, expert + 1
             up = self._read(f"{name}.gate_up_proj", rows)[0].view(2, spec.intermediate, -1)[:, begin:end]

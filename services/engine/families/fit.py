@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from services import wire
-from services.engine.checkpoints.tensors import QuantizedCheckpoint, open_folder
-from services.engine.families.quantized import Weight
 from services.engine.families.registry import FAMILIES, identity
-from services.engine.families.tensors import Checkpoint, header, text_name
-from services.engine.families.values import GroupFormat
 from services.engine.parallel.layout import RowRange
+from services.engine.weights.folder import QuantizedCheckpoint, open_folder
+from services.engine.weights.quantized import GroupFormat, Weight
+from services.engine.weights.tensors import Checkpoint, header, text_name
 from services.errors import ModelError
 from services.files import write_atomically
 from services.models.contents import BLOCKS
@@ -66,8 +65,8 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what does not fit is an error here, with a sentence of its own
     with torch.device("meta"):
-        family: Any = type(AutoModelForCausalLM.from_config(config))
-    model = _check(family, config, shapes)
+        model_class: Any = type(AutoModelForCausalLM.from_config(config))
+    model = _check(model_class, config, shapes)
     wanted, rules = model.state_dict(), get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -83,10 +82,10 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     return Fit(found, tuple(sorted(ignored)))
 
 
-def _check(family: Any, config: Any, shapes: dict[str, torch.Tensor]) -> Any:
+def _check(model_class: Any, config: Any, shapes: dict[str, torch.Tensor]) -> Any:
     """The model of `config` with tensors of these shapes. Raises ModelError."""
     try:
-        model, found = family.from_pretrained(
+        model, found = model_class.from_pretrained(
             None,
             config=config,
             state_dict=shapes,

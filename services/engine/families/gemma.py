@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from services.engine.families.decoder_weights import LayerWeights
 from services.engine.families.llama import Llama, rotary_frequencies, windows_of
-from services.engine.families.spec import Activation, DecoderSpec
-from services.engine.families.weights import LayerWeights
+from services.engine.spec import Activation, DecoderSpec
 
 
 class Gemma1(Llama):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.engine.families.decoder_weights import InputsOfLayersWeights, LayerInputsWeights, LayerWeights, Linear
 from services.engine.families.llama import Llama, rotary_frequencies, windows_of
-from services.engine.families.spec import Activation, DecoderSpec, HeadsSpec
-from services.engine.families.weights import InputsOfLayersWeights, LayerInputsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
+from services.engine.spec import Activation, DecoderSpec, HeadsSpec
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -65,14 +65,14 @@ class Gemma4(Llama):
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
         spec, layer = self._spec, f"model.layers.{index}"
-        inner = self._shard.of(spec.intermediate_of(index))
+        inner = self._partition.range_of(spec.intermediate_of(index))
         scale = self._optional(f"{layer}.layer_scalar")
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
             qkv=self._stacked(*self._products(index, f"{layer}.self_attn")),
             query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
             key_norm=self._head_norm(f"{layer}.self_attn.k_norm") if spec.kv_layer(index) == index else None,
-            output=self._partial(f"{layer}.self_attn.o_proj", self._rows(index, spec.heads_of(index).group)),
+            output=self._partial(f"{layer}.self_attn.o_proj", self._rows(index, spec.heads_of(index).queries_per_kv)),
             attention_post_norm=self._norm(f"{layer}.post_attention_layernorm"),
             mlp_norm=self._norm(f"{layer}.pre_feedforward_layernorm"),
             up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
@@ -90,20 +90,20 @@ class Gemma4(Llama):
         return InputsOfLayersWeights(self._table(table), table, projection, norm)
 
     def _products(self, index: int, attention: str) -> tuple[list[str], list[RowRange]]:
-        """The names of the products of a layer's input, and this shard's rows of each."""
+        """The names of the products of a layer's input, and this partition's rows of each."""
         spec = self._spec
-        parts = {"q": self._rows(index, spec.heads_of(index).group)}
+        parts = {"q": self._rows(index, spec.heads_of(index).queries_per_kv)}
         if spec.kv_layer(index) == index:
             parts["k"] = self._rows(index)
         if spec.has_values(index):
             parts["v"] = self._rows(index)
         return [f"{attention}.{name}_proj" for name in parts], list(parts.values())
 
-    def _rows(self, index: int, group: int = 1) -> RowRange:
+    def _rows(self, index: int, queries: int = 1) -> RowRange:
         """As `_head_rows`, of one layer."""
         heads = self._spec.heads_of(index)
-        begin, end = self._shard.of(heads.kv_heads)
-        return begin * group * heads.head_dim, end * group * heads.head_dim
+        begin, end = self._partition.range_of(heads.kv_heads)
+        return begin * queries * heads.head_dim, end * queries * heads.head_dim
 
     def _layer_inputs(self, layer: str) -> LayerInputsWeights:
         return LayerInputsWeights(

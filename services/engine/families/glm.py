@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from services.engine.families.decoder_weights import LayerWeights, Linear
 from services.engine.families.llama import Llama
 from services.engine.families.phi3 import LONG_ROPE
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import LayerWeights, Linear
+from services.engine.spec import DecoderSpec
 
 
 class Glm(Llama):

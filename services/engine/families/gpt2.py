@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from services.engine.families.spec import Activation, DecoderSpec
-from services.engine.families.tensors import Tensors
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
-from services.engine.parallel.layout import RowRange, Shard
+from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear
+from services.engine.parallel.layout import Partition, RowRange
+from services.engine.spec import Activation, DecoderSpec
+from services.engine.weights.tensors import Tensors
 
 
 class Gpt2(DecoderWeights):
     """Layer norms, learned positions, an MLP with gelu. Its checkpoints keep weights as [inputs, outputs]."""
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, shard: Shard) -> None:
-        super().__init__(spec, tensors, shard)
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, partition: Partition) -> None:
+        super().__init__(spec, tensors, partition)
         self._root = "transformer." if "transformer.wte.weight" in tensors else ""
 
     @staticmethod
@@ -58,7 +58,7 @@ class Gpt2(DecoderWeights):
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
         layer, hidden = f"{self._root}h.{index}", self._spec.hidden
-        heads, inner = self._head_rows(), self._shard.of(self._spec.intermediate)
+        heads, inner = self._head_rows(), self._partition.range_of(self._spec.intermediate)
         thirds = [(third * hidden + heads[0], third * hidden + heads[1]) for third in range(3)]
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.ln_1"),
@@ -78,5 +78,5 @@ class Gpt2(DecoderWeights):
 
     def _inputs(self, name: str, part: RowRange) -> Linear:
         """A product of these inputs; see DecoderWeights._partial."""
-        bias = self._read(f"{name}.bias") if self._shard.rank == 0 else None
+        bias = self._read(f"{name}.bias") if self._partition.rank == 0 else None
         return Linear(self._read(f"{name}.weight", part).t(), bias)

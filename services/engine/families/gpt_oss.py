@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from services.engine.families.decoder_weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.families.experts import Experts, with_experts
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.parallel.layout import RowRange
+from services.engine.spec import DecoderSpec
+from services.engine.weights.quantized import QuantizedWeight, Weight
 
 SWIGLU_ALPHA = 1.702  # of configs without the field: transformers before 5.23 has it in the layer's code
 SWIGLU_LIMIT = 7.0
@@ -37,7 +37,7 @@ class GptOss(Experts):
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
         dim = self._spec.head_dim
-        first, end = self._head_rows(self._spec.group)
+        first, end = self._head_rows(self._spec.queries_per_kv)
         sinks = self._read(f"model.layers.{index}.self_attn.sinks", (first // dim, end // dim))
         return replace(super().layer(index), sinks=sinks)
 
@@ -50,7 +50,7 @@ class GptOss(Experts):
     def _each(self, name: str) -> Iterator[tuple[Linear, Linear]]:
         spec = self._spec.experts
         assert spec is not None
-        inner = self._shard.of(spec.intermediate)
+        inner = self._partition.range_of(spec.intermediate)
         order = _halves(spec.intermediate, inner)
         names = f"{name}.gate_up_proj", f"{name}.down_proj"
         for expert in range(spec.count):
@@ -59,7 +59,7 @@ class GptOss(Experts):
             up = up.take(order) if isinstance(up, QuantizedWeight) else up[order]
             yield (
                 Linear(up, up_bias[order], names[:1]),
-                Linear(down, None if self._shard.rank else down_bias, names[1:]),
+                Linear(down, None if self._partition.rank else down_bias, names[1:]),
             )
 
     def _weights(self, name: str, expert: int, inner: RowRange) -> tuple[Weight, Weight]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from services.engine.families.decoder_weights import Linear
 from services.engine.families.llama import Llama
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Linear
+from services.engine.spec import DecoderSpec
 
 
 class Granite(Llama):
@@ -50,4 +50,4 @@ class GraniteHybrid(Granite):
         return self._stacked([f"{layer}.shared_mlp.input_linear"] * 2, self._halves(self._spec.intermediate))
 
     def _down(self, layer: str) -> Linear:
-        return self._partial(f"{layer}.shared_mlp.output_linear", self._shard.of(self._spec.intermediate))
+        return self._partial(f"{layer}.shared_mlp.output_linear", self._partition.range_of(self._spec.intermediate))

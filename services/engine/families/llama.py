@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from services.engine.families.spec import Activation, DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
+from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear
+from services.engine.spec import Activation, DecoderSpec
 from services.models.info import extended
 
 # by transformers' names
@@ -75,23 +75,23 @@ class Llama(DecoderWeights):
             qkv=self._qkv(layer),
             query_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[0]}"),
             key_norm=self._head_norm(f"{layer}.self_attn.{self.head_norms[1]}"),
-            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
+            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.queries_per_kv)),
             mlp_norm=None if self._spec.parallel else self._norm(f"{layer}.post_attention_layernorm"),
             up=self._up(layer),
             down=self._down(layer),
         )
 
     def _qkv(self, layer: str) -> Linear:
-        queries, keys = self._head_rows(self._spec.group), self._head_rows()
+        queries, keys = self._head_rows(self._spec.queries_per_kv), self._head_rows()
         product = self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
         return self._paired(product, queries[1] - queries[0] + keys[1] - keys[0])
 
     def _up(self, layer: str) -> Linear | None:
-        inner = self._shard.of(self._spec.intermediate)
+        inner = self._partition.range_of(self._spec.intermediate)
         return self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner])
 
     def _down(self, layer: str) -> Linear | None:
-        return self._partial(f"{layer}.mlp.down_proj", self._shard.of(self._spec.intermediate))
+        return self._partial(f"{layer}.mlp.down_proj", self._partition.range_of(self._spec.intermediate))
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from services.engine.families.decoder_weights import Linear
 from services.engine.families.llama import Llama
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Linear
+from services.engine.spec import DecoderSpec
 
 
 class SmolLm3(Llama):
@@ -44,7 +44,7 @@ class Arcee(Llama):
         return spec and replace(spec, family="arcee", gated=False)
 
     def _up(self, layer: str) -> Linear:
-        return self._stacked([f"{layer}.mlp.up_proj"], [self._shard.of(self._spec.intermediate)])
+        return self._stacked([f"{layer}.mlp.up_proj"], [self._partition.range_of(self._spec.intermediate)])
 
 
 class Hunyuan(Llama):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from services.engine.families.decoder_weights import Linear
 from services.engine.families.llama import Llama
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import Linear
+from services.engine.spec import DecoderSpec
 
 LONG_ROPE = "longrope"
 
@@ -30,7 +30,7 @@ class Phi3(Llama):
 
     def _qkv(self, layer: str) -> Linear:
         spec = self._spec
-        queries, keys = self._head_rows(spec.group), self._head_rows()
+        queries, keys = self._head_rows(spec.queries_per_kv), self._head_rows()
         key, value = spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim  # the first rows of each
         rows = [queries, *((first + keys[0], first + keys[1]) for first in (key, value))]
         fused = self._stacked([f"{layer}.self_attn.qkv_proj"] * 3, rows)

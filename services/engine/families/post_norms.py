@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from services.engine.families.decoder_weights import LayerWeights
 from services.engine.families.llama import Llama, rotary_frequencies
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import LayerWeights
+from services.engine.spec import DecoderSpec
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -30,7 +30,7 @@ class Olmo2(Llama):
             qkv=self._qkv(layer),
             query_norm=self._read(f"{layer}.self_attn.q_norm.weight"),
             key_norm=self._read(f"{layer}.self_attn.k_norm.weight"),
-            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
+            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.queries_per_kv)),
             mlp_norm=None,
             up=self._up(layer),
             down=self._down(layer),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
-from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.corrected_experts import Dots1, Ernie45Moe, Glm4Moe
+from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
 from services.engine.families.gemma4 import Gemma4
@@ -22,10 +22,10 @@ from services.engine.families.llama import Llama
 from services.engine.families.llama_variants import Arcee, Cohere, Cohere2, Hunyuan, Interleaved, SmolLm3
 from services.engine.families.phi3 import Phi3
 from services.engine.families.post_norms import Exaone4, Olmo2, Olmo3
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import Tensors
-from services.engine.families.weights import DecoderWeights
-from services.engine.parallel.layout import Shard
+from services.engine.parallel.layout import Partition
+from services.engine.spec import DecoderSpec
+from services.engine.weights.folder import open_folder
+from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
 from services.models.quantization import MODELOPT_FILE
 
@@ -68,7 +68,14 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
 }
 
 LAYERS = frozenset({"full_attention", "sliding_attention"})  # of `layer_types`
-WHOLE = Shard()
+WHOLE = Partition()
+_ENGINE = Path(__file__).parents[1]
+CODE = [
+    *sorted(_ENGINE.glob("families/*.py")),
+    *sorted(_ENGINE.glob("weights/*.py")),
+    _ENGINE / "spec.py",
+    Path(wire.__file__),
+]
 
 
 def spec_of(config: Any) -> DecoderSpec | None:
@@ -79,12 +86,12 @@ def spec_of(config: Any) -> DecoderSpec | None:
 
 
 def open_weights(
-    spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE, as_stored: bool = False
+    spec: DecoderSpec, source: Path | Tensors, partition: Partition = WHOLE, as_stored: bool = False
 ) -> DecoderWeights:
     """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
     have QuantizedWeights. Raises ModelError."""
     tensors = open_folder(source, as_stored) if isinstance(source, Path) else source
-    return FAMILIES[spec.family](spec, tensors, shard)
+    return FAMILIES[spec.family](spec, tensors, partition)
 
 
 def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
@@ -106,14 +113,13 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
 
 
 def identity(folder: Path, more: bytes = b"") -> str:
-    """A hash of everything that a kept spec depends on: config, transformers, and the code that reads it; and of
-    `more`."""
+    """A hash of everything that a kept spec or fit depends on: config, transformers, and the code that reads them; and
+    of `more`."""
     digest = hashlib.sha256(version("transformers").encode() + more)
     for file in (
         folder / "config.json",
         folder / MODELOPT_FILE,
-        *sorted(Path(__file__).parent.glob("*.py")),
-        Path(wire.__file__),
+        *CODE,
     ):
         with contextlib.suppress(OSError):  # without a config, transformers reports the error
             digest.update(file.read_bytes())

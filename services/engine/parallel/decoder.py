@@ -12,9 +12,9 @@ from torch.nn.functional import pad
 
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
-from services.engine.families.spec import DecoderSpec
-from services.engine.parallel.layout import Layout, Shard
+from services.engine.parallel.layout import Layout, Partition
 from services.engine.parallel.links import Links
+from services.engine.spec import DecoderSpec
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # Links.all_reduce
 
@@ -128,7 +128,7 @@ class RankDecoder(ABC):
             return logits
         assert self.links
         if len(logits):
-            shares = [Shard(rank, layout.tp).share(vocab) for rank in range(layout.tp)]
+            shares = [Partition(rank, layout.tp).share(vocab) for rank in range(layout.tp)]
             parts = self.links.all_gather(pad(logits, (0, max(shares) - logits.shape[1])))
             logits = torch.cat([part[:, :share] for part, share in zip(parts, shares, strict=True)], dim=1)
         else:

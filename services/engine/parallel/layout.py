@@ -5,28 +5,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.engine.families.spec import DecoderSpec, ExpertsSpec, HeadsSpec
+from services.engine.spec import DecoderSpec, ExpertsSpec, HeadsSpec
 from services.errors import SettingsError
 
 RowRange = tuple[int, int]  # first, end
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One of `size` parts of every layer: some KV heads with their query heads, and some of the intermediate
-    numbers."""
+class Partition:
+    """One of `size` parts of what is split evenly: of every layer its KV heads with their query heads and its
+    intermediate numbers; of a model its layers."""
 
     rank: int = 0
     size: int = 1
 
-    def of(self, count: int) -> RowRange:
-        """Its range of `count` things. Shards differ by one at most; the later ones have more, because the first one
-        also draws tokens."""
+    def range_of(self, count: int) -> RowRange:
+        """The partition's range of `count` things. Partitions differ by one at most; the later ones have more, because
+        the first one also draws tokens."""
         return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
     def share(self, count: int) -> int:
-        """How many of `count` things it has."""
-        begin, end = self.of(count)
+        """How many of `count` things the partition has."""
+        begin, end = self.range_of(count)
         return end - begin
 
 
@@ -55,8 +55,8 @@ class Layout:
         return self.rank // self.tp
 
     @property
-    def shard(self) -> Shard:
-        return Shard(self.rank % self.tp, self.tp)
+    def partition(self) -> Partition:
+        return Partition(self.rank % self.tp, self.tp)
 
     @property
     def is_first(self) -> bool:
@@ -75,7 +75,7 @@ class Layout:
 
     def layers(self, count: int) -> RowRange:
         """This stage's range of `count` layers; stages differ by one at most."""
-        return Shard(self.stage, self.pp).of(count)
+        return Partition(self.stage, self.pp).range_of(count)
 
     def part_of(self, spec: DecoderSpec) -> DecoderSpec:
         """The spec of this rank's part: its layers, and its share of each. Raises SettingsError if the model cannot be
@@ -90,7 +90,7 @@ class Layout:
         if self.pp > 1 and spec.layer_inputs:
             raise SettingsError(f"pp={self.pp}: all layers of the model get numbers of each token that the first makes")
         for stage in range(self.pp):
-            self._check_stage(spec, *Shard(stage, self.pp).of(spec.layers))
+            self._check_stage(spec, *Partition(stage, self.pp).range_of(spec.layers))
         first, end = self.layers(spec.layers)
         heads = [self._part_of_heads(each) for each in spec.kinds_of_heads]
         return replace(
@@ -99,13 +99,13 @@ class Layout:
             heads=heads[0].heads,
             kv_heads=heads[0].kv_heads,
             local_heads=heads[1] if len(heads) > 1 else None,
-            intermediate=self.shard.share(spec.intermediate),
-            intermediates=tuple(self.shard.share(size) for size in spec.intermediates),
+            intermediate=self.partition.share(spec.intermediate),
+            intermediates=tuple(self.partition.share(size) for size in spec.intermediates),
             experts=spec.experts and self._part_of_experts(spec.experts),
         )
 
     def _part_of_experts(self, experts: ExpertsSpec) -> ExpertsSpec:
-        share = self.shard.share
+        share = self.partition.share
         return replace(experts, intermediate=share(experts.intermediate), shared=share(experts.shared))
 
     def _check_stage(self, spec: DecoderSpec, first: int, end: int) -> None:
@@ -116,8 +116,8 @@ class Layout:
                 )
 
     def _part_of_heads(self, heads: HeadsSpec) -> HeadsSpec:
-        kv_heads = self.shard.share(heads.kv_heads)
-        return replace(heads, heads=kv_heads * heads.group, kv_heads=kv_heads)
+        kv_heads = self.partition.share(heads.kv_heads)
+        return replace(heads, heads=kv_heads * heads.queries_per_kv, kv_heads=kv_heads)
 
     def __str__(self) -> str:
         return f"tp{self.tp} pp{self.pp}"

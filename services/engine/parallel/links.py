@@ -46,14 +46,14 @@ class Links:
         """
         store = PrefixStore(epoch, enter(meeting))
         meet(store, layout.size, obsolete)
-        rank, shard, self._tp = layout.rank, layout.shard, layout.tp
+        rank, partition, self._tp = layout.rank, layout.partition, layout.tp
         self._engine = connect(PrefixStore("engine", store), rank, layout.size, host, CPU)
 
         def join(name: str, rank: int, size: int) -> Group:
             return connect(PrefixStore(name, store), rank, size, host, device)
 
         # each pair of stages is a group of its own, because NCCL runs the operations of a group one after another
-        self._stage = join(f"stage {layout.stage}", shard.rank, shard.size) if self._tp > 1 else None
+        self._stage = join(f"stage {layout.stage}", partition.rank, partition.size) if self._tp > 1 else None
         self._before = None if layout.is_first else join(f"to {rank}", 1, 2)
         self._after = None if layout.is_last else join(f"to {rank + self._tp}", 0, 2)
         self._sending: tuple[Any, torch.Tensor] | None = None

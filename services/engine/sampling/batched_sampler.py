@@ -1,5 +1,5 @@
-"""The batched sampler, for accelerators: whole vocabularies and all requests at once. The host waits once, for the
-result."""
+"""The batched sampler, for accelerators, and for a CPU without compiled functions: whole vocabularies and all requests
+at once. The host waits once, for the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.engine.batch import adjustments
 from services.engine.batch.buffers import send
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import adjustments, whole_rows
+from services.engine.sampling import whole_rows
 from services.engine.sampling.noise import gumbel, keys
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
@@ -170,10 +171,10 @@ def _draw(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, there: OnDevic
 def _kernel() -> Callable[..., torch.Tensor] | None:
     """One launch for all draws, where there is Triton."""
     try:
-        from services.engine.backends.cuda.kernels import draw
+        from services.engine.sampling.triton_draw import draw
     except ImportError:
         return None
-    return draw.draw
+    return draw
 
 
 def _draw_part(scores: torch.Tensor, groups: list[tuple[int, bool]], there: OnDevice, part: slice) -> torch.Tensor:

@@ -10,18 +10,17 @@ from itertools import accumulate, groupby, pairwise
 import numpy as np
 import torch
 
+from services.engine.batch import adjustments
+from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import adjustments
-from services.engine.sampling.adjustments import only_allowed
-from services.engine.sampling.candidates import Draws, Search
-from services.engine.sampling.logits_chunks import Floats, Ids, chunk_maxima
 from services.engine.sampling.noise import gumbel_of, keys
 from services.engine.sampling.output import SampledTokens
+from services.engine.sampling.search import CompiledSearch, Draws, Floats, Ids, chunk_maxima, chunk_size
 from services.engine.sampling.truncation import Truncation
 from services.messages import Logprobs
 
 
-def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Search) -> SampledTokens:
+def sample(logits: torch.Tensor, states: Sequence[RequestState], search: CompiledSearch) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
     maxima = chunk_maxima(logits).float().contiguous().numpy()
     sound: list[bool] = np.isfinite(maxima.max(axis=1)).tolist()
@@ -88,7 +87,7 @@ def _sample_special(
     maxima: Floats,
     states: Sequence[RequestState],
     special: list[int],
-    search: Search,
+    search: CompiledSearch,
 ) -> None:
     """Tokens of requests that draw, or have adjustments or allowed tokens; and whether any token is possible."""
     for i, best in zip(special, maxima.max(axis=1)[special].tolist(), strict=True):
@@ -103,7 +102,7 @@ def _sample_special(
 
 
 def _sample_limited(
-    sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: Search
+    sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: CompiledSearch
 ) -> None:
     """The same for requests with allowed tokens or with a mask, from logits that have only these tokens."""
     masked = [(i, mask) for i in special if (mask := states[i].mask) is not None]
@@ -120,13 +119,28 @@ def _sample_limited(
         _sample_rows(sampled, *only_allowed(numbers, allowed_only), states, [i for i, _ in allowed_only], search)
 
 
+def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> tuple[Floats, Floats]:
+    """New logits [which, vocab] from these rows of `logits`, -inf for tokens that are not allowed; and the maxima of
+    their chunks [which, chunks]."""
+    vocab_size = logits.shape[1]
+    size = chunk_size(vocab_size)
+    limited = np.full((len(which), vocab_size), -np.inf, np.float32)
+    maxima = np.full((len(which), vocab_size // size), -np.inf, np.float32)
+    for place, (i, allowed) in enumerate(which):
+        values, chunks = logits[i].take(allowed.ids), allowed.ids // size
+        starts = np.flatnonzero(np.diff(chunks, prepend=-1))  # of each chunk that has any
+        limited[place, allowed.ids] = values
+        maxima[place, chunks[starts]] = np.maximum.reduceat(values, starts)
+    return limited, maxima
+
+
 def _sample_rows(
     sampled: SampledTokens,
     numbers: Floats,
     maxima: Floats,
     states: Sequence[RequestState],
     which: list[int],
-    search: Search,
+    search: CompiledSearch,
 ) -> None:
     """Tokens of the requests `which`, from logits that have a row for each of them."""
     rows = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
@@ -135,7 +149,9 @@ def _sample_rows(
         sampled.tokens[i], sampled.possible[i] = rows.tokens[place], rows.possible[place]
 
 
-def _draw(numbers: Floats, maxima: Floats, states: Sequence[RequestState], which: Ids, search: Search) -> list[int]:
+def _draw(
+    numbers: Floats, maxima: Floats, states: Sequence[RequestState], which: Ids, search: CompiledSearch
+) -> list[int]:
     """For each draw the token with the largest score + noise."""
     settings = [state.sampling for state in states]
     noise_keys = keys(
@@ -154,7 +170,7 @@ def _add_logprobs(
     maxima: Floats,
     states: Sequence[RequestState],
     asking: Ids,
-    search: Search,
+    search: CompiledSearch,
 ) -> None:
     """Log probabilities of the raw logits, before temperature, bias and penalties; of equal ones the lower id first."""
     log_sums = search.log_sums(numbers, maxima, asking)

@@ -6,7 +6,6 @@ The bits come from integer arithmetic modulo 2**64: they are the same in any bat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,23 +49,6 @@ def _noise(u: torch.Tensor) -> torch.Tensor:
 def uniform(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Uniform integers below `UNIFORMS`. A smaller one gives larger noise, which is at most -log(u / UNIFORMS)."""
     return bits(keys, ids).bitwise_right_shift_(11).bitwise_and_(_MASK >> 11)
-
-
-def ids_with_large_noise(key: np.int64, vocab_size: int, share: float) -> npt.NDArray[np.int64]:
-    """The ids whose `uniform` is at most this share of `UNIFORMS`, and perhaps a few more (CPU)."""
-    state = _steps(vocab_size) + key.view(np.uint64)
-    scratch = np.empty_like(state)
-    for by, factor in ((30, _FIRST), (27, _SECOND)):
-        state ^= np.right_shift(state, np.uint64(by), out=scratch)
-        state *= np.uint64(factor)
-    # the last fold of `bits` leaves the upper 31 bits unchanged
-    return np.flatnonzero(state < np.uint64(min((int(share * (1 << 31)) + 1) << 33, _MASK)))
-
-
-@cache
-def _steps(vocab_size: int) -> npt.NDArray[np.uint64]:
-    """What is added to a key for each id."""
-    return np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

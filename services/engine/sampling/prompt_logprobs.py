@@ -14,9 +14,8 @@ from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
 from services.engine.sampling import whole_rows
-from services.engine.sampling.candidates import Search
-from services.engine.sampling.logits_chunks import chunk_maxima
 from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.search import CompiledSearch, chunk_maxima
 
 # Logits of prompt tokens that exist at once: 64 MiB in float32, on a GPU a few times that while they are scored. That
 # is little beside weights and KV blocks, where a whole prompt could take more than both (32,768 tokens by a vocabulary
@@ -42,8 +41,8 @@ class PromptScorer:
     Log probabilities are those of the raw logits, before temperature, bias and penalties.
     """
 
-    def __init__(self, decoder: Decoder, vocab_size: int, search: Search) -> None:
-        """`search` is for logits on a CPU."""
+    def __init__(self, decoder: Decoder, vocab_size: int, search: CompiledSearch | None) -> None:
+        """`search` is for logits on a CPU, where there are compiled functions."""
         self._decoder = decoder
         self._vocab_size = vocab_size
         self._search = search
@@ -90,14 +89,14 @@ class PromptScorer:
             if logits is None:
                 continue
             targets = batch.targets[begin : begin + rows]
-            on_cpu = logits.device.type == "cpu"
-            one = (
-                score_on_cpu(logits, targets, count, self._search) if on_cpu else score_batched(logits, targets, count)
-            )
+            if self._search:
+                one = score_on_cpu(logits, targets, count, self._search)
+            else:
+                one = score_batched(logits, targets, count)
             yield one.sound, one.own, one.ranks, one.ids, one.values
 
 
-def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: Search) -> Scored:
+def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: CompiledSearch) -> Scored:
     """Scores of `targets` [tokens] by `logits` [tokens, vocab], with the `count` likeliest tokens of each. The
     arithmetic is the CPU sampler's."""
     maxima = chunk_maxima(logits).float().contiguous().numpy()
@@ -117,7 +116,7 @@ def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: Sea
 
 
 def score_batched(logits: torch.Tensor, targets: Numbers, count: int) -> Scored:
-    """The same on an accelerator. The host waits once."""
+    """The scores of `score_on_cpu` by operations on all rows at once, on any device. The host waits once."""
     raw = logits.float()
     mine = torch.from_numpy(targets).to(raw.device, torch.long)
     ranks = 1 + (raw > raw.gather(1, mine[:, None])).sum(dim=-1, keepdim=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from services.engine.batch.adjustments import Adjustments, AllowedTokens
+from services.engine.batch.grammars import GrammarCompiler
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
-from services.engine.sampling.adjustments import Adjustments, AllowedTokens
-from services.engine.sampling.candidates import PlainSearch, Search
-from services.engine.sampling.grammars import GrammarCompiler
 from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.search import CompiledSearch
 from services.engine.sampling.truncation import MOST_TOKENS
 from services.errors import ModelError
 
@@ -25,23 +25,23 @@ class Sampler:
         self,
         eos_token_ids: frozenset[int],
         vocab_size: int,
-        search: Search | None = None,
+        search: CompiledSearch | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`search` is for logits on a CPU; without `grammars` no request may have one. Raises ModelError if the
-        vocabulary is too large."""
+        """`search` is for logits on a CPU, where there are compiled functions; without `grammars` no request may have
+        one. Raises ModelError if the vocabulary is too large."""
         if vocab_size > MOST_TOKENS:
             raise ModelError(f"a vocabulary has at most {MOST_TOKENS:,} tokens, this one {vocab_size:,}")
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
-        self.search = search or PlainSearch()
+        self.search = search
         self._grammars = grammars
 
     def sample(self, logits: torch.Tensor, states: list[RequestState]) -> SamplerOutput:
         """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
         for state in states:
             self._adjust(state)
-        if logits.device.type == "cpu":
+        if self.search:
             return cpu_sampler.sample(logits, states, self.search).by_id(states)
         return batched_sampler.sample(logits, states).by_id(states)
 

@@ -4,8 +4,8 @@ They apply in this order. min_p keeps tokens that are at least this share as lik
 the k likeliest (0: all); top_p keeps the fewest likeliest ones whose share of what is left reaches p. Tokens of equal
 scores stay together.
 
-Here is the formula for the batched sampler. `candidates.py` has it for numpy, `backends/cpu/kernels/search.h` for
-compiled kernels, `backends/cuda/kernels/draw.py` for Triton.
+Here is the formula for the batched sampler. `backends/cpu/kernels/search.h` has it for a CPU, `triton_draw.py` for
+CUDA.
 """
 
 from __future__ import annotations
@@ -52,32 +52,6 @@ def _two_to(whole: torch.Tensor) -> torch.Tensor:
     return (whole.int() + 127 << 23).view(torch.float32)
 
 
-def weigh(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """`weights` of arrays."""
-    heavy: npt.NDArray[np.int64] = weights(torch.from_numpy(scores)).numpy()
-    return heavy
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The settings of one draw, as in `Truncation`."""
-
-    temperature: np.float32
-    lowest: np.float32
-    top_k: int
-    top_p: float
-
-    @property
-    def narrow(self) -> bool:
-        """Whether top_k or min_p may drop tokens, before top_p does."""
-        return self.top_k > 0 or bool(self.lowest > -math.inf)
-
-    @property
-    def none(self) -> bool:
-        """Whether these settings never drop a token."""
-        return self.top_p >= 1.0 and not self.narrow
-
-
 class DeviceTruncation(NamedTuple):
     """`Truncation` as tensors on a device."""
 
@@ -107,9 +81,6 @@ class Truncation:
             np.array([s.top_k if s.top_k < vocab_size else 0 for s in settings], np.int64),
             np.array([s.top_p for s in settings], np.float64),
         )
-
-    def one(self, i: int) -> Limits:
-        return Limits(self.temperature[i], self.lowest[i], int(self.top_k[i]), float(self.top_p[i]))
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """In the order of `DeviceTruncation`."""

@@ -1,1 +1,1 @@
-"""What happens before the first iteration: choose device, dtype and backend, check the fast path, load, warm up."""
+"""Loading an engine: choose device, dtype and backend, check the fast path, keep the memory for the next process."""

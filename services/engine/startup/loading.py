@@ -12,21 +12,20 @@ import torch
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import GROUP_STEP, CpuSetup, pack_model
-from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.batch.buffers import Allocate, zeros
-from services.engine.checkpoints.tensors import open_folder
 from services.engine.decoder import Decoder
+from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.fit import open_fitted
-from services.engine.families.kept import describe_kept
 from services.engine.families.registry import WHOLE, load_spec, open_weights
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import Tensors
-from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.decoder import RankDecoder
-from services.engine.parallel.layout import Layout, Shard
-from services.engine.sampling.candidates import PlainSearch, Search
+from services.engine.parallel.layout import Layout, Partition
+from services.engine.sampling.search import CompiledSearch
 from services.engine.settings import EngineSettings
+from services.engine.spec import DecoderSpec
 from services.engine.startup import devices
+from services.engine.weights.description import describe_kept
+from services.engine.weights.folder import open_folder
+from services.engine.weights.tensors import Tensors
 from services.errors import SettingsError
 
 FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
@@ -96,7 +95,7 @@ def load_fast(
     need_kernels(settings, device)
     devices.forbid_shortcuts()
     spec = spec.for_length(length)
-    weights = open_model(spec, source, settings, layout.shard)
+    weights = open_model(spec, source, settings, layout.partition)
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
@@ -111,13 +110,13 @@ def load_fast(
 
 
 def open_model(
-    spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, shard: Shard = WHOLE
+    spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, partition: Partition = WHOLE
 ) -> DecoderWeights:
     """The weights of a model with this spec, in the form in which the fast path executes them. Raises ModelError, also
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
         source = open_fitted(source, settings.cache_dir, executes_as_stored(settings))
-    return open_weights(spec, source, shard)
+    return open_weights(spec, source, partition)
 
 
 def cpu_setup(
@@ -204,13 +203,13 @@ def need_kernels(settings: EngineSettings, device: torch.device) -> None:
         raise NoKernels(f"there is no Triton: {error}") from error
 
 
-def search_of(settings: EngineSettings, device: torch.device) -> Search:
-    """How the sampler searches logits on a CPU: compiled if there are kernels."""
+def search_of(settings: EngineSettings, device: torch.device) -> CompiledSearch | None:
+    """What searches logits on a CPU, if there are kernels."""
     if settings.fast_path and device.type == "cpu":
         with contextlib.suppress(NoKernels):
             need_kernels(settings, device)
             return CompiledSearch(kernels(settings.cache_dir), torch.get_num_threads())
-    return PlainSearch()
+    return None
 
 
 def _check_stock(settings: EngineSettings) -> None:

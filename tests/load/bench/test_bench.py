@@ -22,9 +22,9 @@ from load.bench.shapes import SHAPES
 from load.bench.timing import Scale
 from load.workloads import paper
 from services.engine.engine import Engine
-from services.engine.families.tensors import RandomTensors
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
+from services.engine.weights.random_tensors import RandomTensors
 from services.messages import EngineFigures, Iteration, NewRequest
 from services.requests import SamplingParams
 

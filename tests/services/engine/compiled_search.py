@@ -11,10 +11,9 @@ from mixed_requests import EOS, mixed
 from plain_sampler import plain_token
 
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.sampling import cpu_sampler
-from services.engine.sampling.candidates import PlainSearch
-from services.engine.sampling.logits_chunks import chunk_maxima
+from services.engine.sampling.search import CompiledSearch, chunk_maxima
+from services.engine.sampling.truncation import WHOLE, weights
 from services.files import user_cache
 
 
@@ -34,10 +33,11 @@ def check_draws(search: CompiledSearch) -> None:
 
 
 def check_weights(search: CompiledSearch, vocab: int) -> None:
-    """What top_p takes a share of is the same as without a compiler, and right, for likely tokens and for flat ones."""
+    """What top_p takes a share of is that of the definition, and right, for likely tokens and for flat ones."""
     for spread in (0.5, 3.0, 30.0):
         logits = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
         told = logits.numpy(), chunk_maxima(logits).numpy(), np.arange(20)
-        compiled, plain = (one.log_sums(*told).tolist() for one in (search, PlainSearch()))
-        assert compiled == pytest.approx(plain, rel=1e-15, abs=0.0)
+        compiled, tops = search.log_sums(*told).tolist(), logits.amax(dim=1, keepdim=True)
+        plain = tops[:, 0].double() + (weights(logits - tops).sum(dim=1).double() / WHOLE).log()
+        assert compiled == pytest.approx(plain.tolist(), rel=1e-15, abs=0.0)
         assert compiled == pytest.approx(logits.double().logsumexp(dim=-1).tolist(), abs=1e-5)

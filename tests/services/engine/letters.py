@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from services.engine.sampling.grammars import GrammarCompiler
+from services.engine.batch.grammars import GrammarCompiler
 from services.text import TextTables
 
 if TYPE_CHECKING:

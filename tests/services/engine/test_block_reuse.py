@@ -19,7 +19,7 @@ from tiny_models import make_tiny_model
 from services.engine.engine import Engine
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
-from services.engine.startup.warm_up import WarmUp
+from services.engine.warm_up import WarmUp
 from services.messages import Claim, EngineFigures, Iteration, NewRequest
 from services.requests import SamplingParams
 

@@ -44,7 +44,7 @@ def test_it_dies_of_its_token_in_a_prompt_or_drawn_but_not_before_it_is_computed
     kind: type[Engine] | type[NullEngine], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     processes = multiprocessing.get_context("forkserver")  # which imports torch once for all of them
-    processes.set_forkserver_preload(["services.engine.engine", "services.engine.startup.preload"])
+    processes.set_forkserver_preload(["services.engine.engine", "services.engine.preload"])
     folder = tiny_model("llama")
     token = drawn_first(kind, folder)
     for last in (job(2), job(1, prompt=(5, token))):

@@ -18,8 +18,8 @@ from rank_processes import RankProcesses
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from services.engine.batch.grammars import load_grammars
 from services.engine.engine import Engine
-from services.engine.sampling.grammars import load_grammars
 from services.engine.settings import EngineSettings
 from services.grammar import Grammars
 from services.messages import Claim, Iteration

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled_search import compiled_search
 from driver import Driver, Job
 from safetensors.torch import load_file, save_file
 from tiny_families import make_tiny_family
@@ -19,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from services.engine.engine import Engine
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.sampling import prompt_logprobs
-from services.engine.sampling.candidates import PlainSearch
 from services.engine.settings import EngineSettings
 from services.messages import Claim, Iteration, Logprobs, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
@@ -205,7 +205,7 @@ def test_one_way_of_scoring_is_the_other() -> None:
     logits[6, 2] = torch.inf
     targets = torch.randint(0, 300, (40,)).int()
     targets[3] = 7
-    one = prompt_logprobs.score_on_cpu(logits, targets.numpy(), 4, PlainSearch())
+    one = prompt_logprobs.score_on_cpu(logits, targets.numpy(), 4, compiled_search())
     other = prompt_logprobs.score_batched(logits, targets.numpy(), 4)
     assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
     sound = one.sound

@@ -16,9 +16,9 @@ from tiny_models import make_tiny_model
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.stock.loading import read_model
 from services.engine.engine import Engine
-from services.engine.families.kept import tensor_bytes
-from services.engine.families.tensors import Checkpoint
 from services.engine.settings import EngineSettings
+from services.engine.weights.description import tensor_bytes
+from services.engine.weights.tensors import Checkpoint
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=100, threads=2)
 

@@ -14,13 +14,13 @@ from services.live.state import GAP, TOKENS, TTFT, WINDOW, RecentOverviews
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.metrics.declared import HISTOGRAMS
-from services.overview import Overview, Seat
+from services.overview import Overview, SeatOverview
 
 SAMPLE = Path(__file__).parent / "data" / "live_sample.jsonl"  # which tests of the page replay
 FIGURES = EngineFigures("m", 100, 50, 16, 100, "n")
 
 
-def overview(counters: dict[str, float], seats: tuple[Seat, ...] = ()) -> Overview:
+def overview(counters: dict[str, float], seats: tuple[SeatOverview, ...] = ()) -> Overview:
     return Overview(3, 4, 0, 0, FIGURES, list(seats), dict(counters), gateways=2)
 
 
@@ -84,7 +84,7 @@ def test_a_pool_that_began_anew_counts_from_nothing() -> None:
 @pytest.mark.parametrize("demo", [False, True])
 def test_the_state_of_engines(demo: bool) -> None:
     gauges = {"ready": 1.0, "kv_usage": 0.5, "batch_size": 7.0, "spare_ready": 1.0, "engine_pid": 17.0}
-    seats = Seat("c/0", True, FIGURES, 4, gauges, ""), Seat("c/1", False, None, 0, {}, "")
+    seats = SeatOverview("c/0", True, FIGURES, 4, gauges, ""), SeatOverview("c/1", False, None, 0, {}, "")
     recent = RecentOverviews()
     recent.add(overview({}, seats), 0.0)
     state = recent.state(1.5, "m", demo, {"c/0": "1:a"})

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from services.engine.families.config import load_config
 from services.engine.families.registry import spec_of
-from services.engine.families.tensors import Checkpoint
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
 from services.models.replaced import Replaced, resolve_replaced

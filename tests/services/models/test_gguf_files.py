@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from services.engine.families.tensors import Checkpoint
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
 from services.models.blocks import KINDS

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from services.engine.families.tensors import Checkpoint
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
 from services.models.local import check_model_type

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.checkpoints.methods import METHODS
+from services.engine.weights.folder import METHODS
 from services.errors import SettingsError
 from services.models.quantization import GGUF, SERVED, check_quantization
 

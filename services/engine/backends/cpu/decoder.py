@@ -15,8 +15,8 @@ from services.engine.backends.cpu.structs import Batch, Heads, InputsOfLayers, L
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
-from services.engine.families.kept import tensor_bytes
 from services.engine.parallel.decoder import AllReduce, RankDecoder
+from services.engine.weights.description import tensor_bytes
 
 CPU = torch.device("cpu")
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
@@ -121,7 +121,7 @@ class CpuDecoder(RankDecoder):
         return x
 
     def _look_up(self, table: PackedTable, ids: Numbers, whole: bool) -> torch.Tensor:
-        """The rows [ids, hidden]; zeros where another shard has the row, if it is not the `whole` table."""
+        """The rows [ids, hidden]; zeros where another partition has the row, if it is not the `whole` table."""
         if whole:
             return self._read(table.rows, ids)
         rows = ids - table.first

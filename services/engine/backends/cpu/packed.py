@@ -9,8 +9,8 @@ from enum import IntEnum
 import torch
 
 from services.engine.backends.cpu.structs import Experts, Groups, InputsOfLayers, Layer, LayerInputs, Matrix, Norm
-from services.engine.families.spec import DecoderSpec, ExpertsSpec
 from services.engine.parallel.layout import Layout
+from services.engine.spec import DecoderSpec, ExpertsSpec
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32

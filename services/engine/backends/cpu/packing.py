@@ -28,10 +28,7 @@ from services.engine.backends.cpu.packed import (
     address,
 )
 from services.engine.batch.buffers import Allocate, zeros
-from services.engine.families.quantized import QuantizedWeight, Weight
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.values import Values
-from services.engine.families.weights import (
+from services.engine.families.decoder_weights import (
     DecoderWeights,
     ExpertsWeights,
     InputsOfLayersWeights,
@@ -42,6 +39,8 @@ from services.engine.families.weights import (
     rotary_table,
 )
 from services.engine.parallel.layout import Layout
+from services.engine.spec import DecoderSpec
+from services.engine.weights.quantized import QuantizedWeight, Values, Weight
 
 CPU = torch.device("cpu")
 ONE_PROCESS = Layout()
@@ -57,7 +56,7 @@ class CpuSetup:
 
     library: ctypes.CDLL  # the compiled kernels
     spec: DecoderSpec  # of the whole model
-    weights: DecoderWeights  # of the rank's shard
+    weights: DecoderWeights  # of the rank's partition
     dtype: torch.dtype  # that is served
     weight_dtype: torch.dtype
     cache_dtype: torch.dtype

@@ -15,7 +15,7 @@ from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.request_state import RequestState
-from services.engine.families.spec import DecoderSpec
+from services.engine.spec import DecoderSpec
 from services.requests import SamplingParams
 
 BLOCK_SIZE = 16
@@ -59,7 +59,7 @@ class AttentionBits:
         """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of
         several merges them."""
         part, (batch, qkv, keys, values) = self.part, self.drawn()
-        items = plan(batch, part.group, part.kv_heads, tiles, self.programs, partial_rows)
+        items = plan(batch, part.queries_per_kv, part.kv_heads, tiles, self.programs, partial_rows)
         partials = Partials.make(max(1, partial_rows), part.kv_heads, part.head_dim, self.device)
         work = send(batch, items, self.device).work
         return attend(qkv, keys, values, work, partials, part.scaling, tiles, self.programs)
@@ -69,7 +69,7 @@ def settle_attention(bits: AttentionBits, planner: Planner) -> bytes:
     """Compare narrow and wide tiles, merged by one program and by the last of several, and let `planner` have one tile
     for all if any differ. Returns a hash of the bits. The host waits. Raises
     RuntimeError if bits depend on who merges splits."""
-    rows = sum(-(-length // bits.tiles.split) for length in bits.lengths()) * bits.part.group
+    rows = sum(-(-length // bits.tiles.split) for length in bits.lengths()) * bits.part.queries_per_kv
     expected = bits.run(bits.tiles, 0)
     for tiles in {bits.tiles, planner.increments}:
         for partial_rows in (0, rows):

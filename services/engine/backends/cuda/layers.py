@@ -16,10 +16,10 @@ from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products
 from services.engine.batch.kv_cache import KVCache
-from services.engine.families.kept import tensor_bytes
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
+from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
+from services.engine.spec import DecoderSpec
+from services.engine.weights.description import tensor_bytes
 
 PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half a million positions in one batch
 
@@ -33,7 +33,7 @@ class CudaSetup:
     """
 
     spec: DecoderSpec  # of the whole model
-    weights: DecoderWeights  # of the rank's shard
+    weights: DecoderWeights  # of the rank's partition
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
@@ -60,7 +60,7 @@ class CudaLayers:
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.group
+        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-from services.engine.families.spec import DecoderSpec
+from services.engine.spec import DecoderSpec
 
 FIELDS = 8
 Choice = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,7 +49,7 @@ class Planner:
 
     def __init__(self, part: DecoderSpec, tiles: Tiles, programs: int, partial_rows: int) -> None:
         self._part, self._tiles, self._programs, self._partial_rows = part, tiles, programs, partial_rows
-        self.increments = tiles if part.group > NARROW else tiles.narrow
+        self.increments = tiles if part.queries_per_kv > NARROW else tiles.narrow
 
     def widen(self) -> None:
         """Plan no narrow tiles, because their bits are other ones here."""
@@ -58,32 +58,34 @@ class Planner:
     def __call__(self, batch: FlatBatch) -> tuple[Numbers, Tiles]:
         """The items of work, see `plan`, and their tiles: narrow ones if every request's rows fit into one."""
         part = self._part
-        most = int(np.diff(batch.starts).max()) * part.group
+        most = int(np.diff(batch.starts).max()) * part.queries_per_kv
         tiles = self.increments if most <= self.increments.rows else self._tiles
-        return plan(batch, part.group, part.kv_heads, tiles, self._programs, self._partial_rows), tiles
+        return plan(batch, part.queries_per_kv, part.kv_heads, tiles, self._programs, self._partial_rows), tiles
 
 
-def plan(batch: FlatBatch, group: int, kv_heads: int, tiles: Tiles, programs: int, partial_rows: int) -> Numbers:
+def plan(
+    batch: FlatBatch, queries_per_kv: int, kv_heads: int, tiles: Tiles, programs: int, partial_rows: int
+) -> Numbers:
     """[items, FIELDS], the longest first, each for every KV head; a program takes the next one when it is free.
 
-    The fields of an item: the flat token where its request starts; that request's rows, `group` for each token; its
-    context; where its table starts; the tile's first row; the first split and the end of its splits; and, if the splits
-    of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
+    The fields of an item: the flat token where its request starts; that request's rows, `queries_per_kv` for each
+    token; its context; where its table starts; the tile's first row; the first split and the end of its splits; and,
+    if the splits of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
 
     Tiles are parted into items of one split each, the longest first, until these items are as much work as every
     program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
     program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
     decides when something is computed, and changes no bit.
     """
-    rows = np.diff(batch.starts) * group
+    rows = np.diff(batch.starts) * queries_per_kv
     counts = -(-rows // tiles.rows)
     request = np.repeat(np.arange(batch.num_requests), counts)
     number = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = number * tiles.rows
     height = np.minimum(tiles.rows, rows[request] - first)
-    end = batch.contexts[request] + (first + height - 1) // group + 1
+    end = batch.contexts[request] + (first + height - 1) // queries_per_kv + 1
     splits = -(-end // tiles.split)
-    few = height <= max(NARROW, group)  # rows: increments and similar work, which has few tiles
+    few = height <= max(NARROW, queries_per_kv)  # rows: increments and similar work, which has few tiles
     parted = _parted(end, splits, splits * height, few, programs / kv_heads, partial_rows)
     needed = np.where(parted, splits * height, 0)
     partial = np.cumsum(needed) - needed

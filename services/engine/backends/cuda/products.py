@@ -8,7 +8,7 @@ import logging
 import torch
 
 from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
 # these numbers only, for which its bits were compared; a tile computes what is left.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,22 +21,27 @@ NAME = "orca"
 PROBE = "orca-probe"  # the same, but masks are what the model asks for: see `masks`
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer of a model asks of attention, for the tokens of an iteration."""
+
+    layer: int | None  # the model's number for it
+    query: torch.Tensor  # [total_tokens, heads, dim]
+    key: torch.Tensor  # [total_tokens, kv_heads, dim]
+    value: torch.Tensor  # [total_tokens, kv_heads, value_dim]
+    scaling: float | None  # a factor of scores; None: 1 / sqrt(dim)
+    extras: dict[str, Any]  # the other keyword arguments of the model's layer
+
+    def empty(self) -> torch.Tensor:
+        """A tensor [total_tokens, heads, value_dim] for the output; its contents are undefined."""
+        return self.query.new_empty(*self.query.shape[:2], self.value.shape[-1])
+
+
 class AttentionBackend(Protocol):
     """Attention of one iteration, over all layers."""
 
-    def attend(
-        self,
-        layer: int | None,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        """query [total_tokens, heads, dim], key and value [total_tokens, kv_heads, dim] -> [total_tokens, heads, dim].
-
-        `extras` are the other keyword arguments of the model's layer.
-        """
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """The output [total_tokens, heads, value_dim] of one layer."""
         ...
 
 
@@ -70,7 +76,7 @@ def _attention(
     extras["attention_mask"] = attention_mask
     if extras.get("is_causal") is None:
         extras["is_causal"] = getattr(module, "is_causal", True)
-    output = _backend.get().attend(layer, flat_query, flat_key, flat_value, scaling, extras)
+    output = _backend.get().attend(AttentionCall(layer, flat_query, flat_key, flat_value, scaling, extras))
     return (latent.outputs(output) if latent else output)[None], None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from services.engine.backends.stock.attention import NAME, PROBE, attending
+from services.engine.backends.stock.attention import NAME, PROBE, AttentionCall, attending
 from services.engine.backends.stock.masks import LayerMask, MaskRequest
 from services.engine.backends.stock.states import StateLayer, advancing
 from services.engine.batch.kv_cache import LayerShape
@@ -180,24 +180,16 @@ class _Recorder:
         self.seen: list[torch.Tensor] = []  # [tokens, numbers], of each layer its input; at last the logits
         self.own_head = False  # whether the head, run alone, makes the same logits
 
-    def attend(
-        self,
-        layer: int | None,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: Extras,
-    ) -> torch.Tensor:
-        if not len(query) == len(key) == len(value) == TOKENS:
-            raise ValueError(f"{len(query)} queries and {len(key)} keys for {TOKENS} tokens")
-        if layer is None:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        if not len(call.query) == len(call.key) == len(call.value) == TOKENS:
+            raise ValueError(f"{len(call.query)} queries and {len(call.key)} keys for {TOKENS} tokens")
+        if call.layer is None:
             raise ValueError("a layer without an index")
-        self.layers.append(layer)
-        self.shapes.append(LayerShape(key.shape[1], key.shape[2], value.shape[2]))
-        self.extras.append(extras)
-        self.seen.append(torch.cat([part.flatten(1).float() for part in (query, key, value)], 1))
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+        self.layers.append(call.layer)
+        self.shapes.append(LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2]))
+        self.extras.append(call.extras)
+        self.seen.append(torch.cat([part.flatten(1).float() for part in (call.query, call.key, call.value)], 1))
+        return call.empty().zero_()
 
     def advance(self, layer: StateLayer, hidden: torch.Tensor, call: BoundArguments) -> torch.Tensor:
         if len(hidden) != TOKENS:

@@ -14,7 +14,7 @@ from services.engine.backends.stock.state_blocks import Scratch, StateBlocks
 from services.engine.backends.stock.states import StateLayer, advancing
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
-from services.engine.families.kept import tensor_bytes
+from services.engine.weights.description import tensor_bytes
 
 
 class StockDecoder:

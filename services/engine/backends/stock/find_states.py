@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from services.engine.backends.stock.attention import NAME, PROBE, attending
+from services.engine.backends.stock.attention import NAME, PROBE, AttentionCall, attending
 from services.engine.backends.stock.states import CACHE_ARGUMENTS, StateKey, StateLayer
 from services.engine.batch.kv_cache import StateShape
 from services.errors import ModelError
@@ -128,10 +128,8 @@ def _noting_modules(model: Any, cache: _WatchedCache) -> Iterator[None]:
 class _Zeros:
     """An attention backend that returns zeros."""
 
-    def attend(
-        self, layer: int | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
-    ) -> torch.Tensor:
-        return query.new_zeros(*query.shape[:2], value.shape[-1])
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return call.empty().zero_()
 
 
 def _continues_one_by_one(kind: str, layer: StateLayer, asked: _Asked) -> bool:

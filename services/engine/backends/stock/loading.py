@@ -18,10 +18,10 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.checkpoints.tensors import open_folder
 from services.engine.families.config import load_config
 from services.engine.families.fit import describe_missing
-from services.engine.families.tensors import Tensors, text_name
+from services.engine.weights.folder import open_folder
+from services.engine.weights.tensors import Tensors, text_name
 from services.errors import ModelError
 
 
@@ -66,10 +66,10 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()
     config, tensors = load_config(folder), open_folder(folder)
     with torch.device("meta"):
-        family: Any = type(AutoModelForCausalLM.from_config(config))
+        model_class: Any = type(AutoModelForCausalLM.from_config(config))
     numbers = {text_name(name): _Unread(tensors, name) for name in tensors.names}
     try:
-        model, found = family.from_pretrained(
+        model, found = model_class.from_pretrained(
             None, config=config, state_dict=numbers, dtype=dtype, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

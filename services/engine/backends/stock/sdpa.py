@@ -1,20 +1,35 @@
-"""Attention of an iteration over the KV cache, on CPU and CUDA."""
+"""Attention of an iteration over the KV cache, on CPU and CUDA: by torch's scaled_dot_product_attention, or written out
+where that lacks something."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
+from services.engine.backends.stock.attention import AttentionCall
 from services.engine.backends.stock.masks import LayerMask
-from services.engine.backends.stock.scores import Scoring, attend
 from services.engine.batch.flat_batch import FlatBatch
 from services.engine.batch.kv_cache import KVCache
 
 GROUP = 16  # requests in one padded call; those of similar length go together, so that little is padding
+WRITTEN_OUT = 1 << 24  # scores that are written out at a time: 64 MiB in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products of queries and keys into weights.
+
+    `scale`: their factor; None: 1 / sqrt(dim). `softcap`: then cap * tanh(score / cap). `sinks` [heads]: a score of
+    each head that takes part in the softmax and has no value.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +78,33 @@ class SdpaAttention:
         self._slots = torch.from_numpy(batch.slots()).to(device, torch.long)
         self._calls = {mask: self._make_calls(mask) for mask in dict.fromkeys(masks)}
 
-    def attend(
-        self,
-        layer: int | None,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """See AttentionBackend; `extras` were checked when the model was loaded."""
-        assert layer is not None
-        layer = self._numbers[layer]
-        scoring = Scoring(scaling, extras.get("softcap"), extras.get("s_aux"))
+        assert call.layer is not None
+        layer = self._numbers[call.layer]
+        scoring = Scoring(call.scaling, call.extras.get("softcap"), call.extras.get("s_aux"))
         calls = self._calls[self._masks[layer]]
-        self._cache.write(layer, self._slots, key, value)
-        output = query.new_empty(*query.shape[:2], value.shape[-1])
+        self._cache.write(layer, self._slots, call.key, call.value)
+        output = call.empty()
         for singles in calls.singles:
-            output[singles.tokens] = self._attend_singles(layer, singles, query, scoring)
+            output[singles.tokens] = self._attend_singles(layer, singles, call.query, scoring)
         for span in calls.spans:
-            output[span.tokens] = self._attend_span(layer, span, query, key, value, scoring)
+            output[span.tokens] = self._attend_span(layer, span, call, scoring)
         return output
 
     def _attend_singles(self, layer: int, singles: _Singles, query: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         keys, values = self._cache.read(layer, singles.blocks)
         queries = query[singles.tokens].to(keys.dtype)[:, :, None]
-        return attend(queries, keys, values, singles.mask, scoring)[:, :, 0].to(query.dtype)
+        return sdpa(queries, keys, values, singles.mask, scoring)[:, :, 0].to(query.dtype)
 
-    def _attend_span(
-        self, layer: int, span: _Span, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
-    ) -> torch.Tensor:
+    def _attend_span(self, layer: int, span: _Span, call: AttentionCall, scoring: Scoring) -> torch.Tensor:
         if span.blocks is None:
-            keys, values = (part[None, span.tokens].to(self._cache.dtype).transpose(1, 2) for part in (key, value))
+            own = (call.key, call.value)
+            keys, values = (part[None, span.tokens].to(self._cache.dtype).transpose(1, 2) for part in own)
         else:
             keys, values = self._cache.read(layer, span.blocks)
-        queries = query[None, span.tokens].to(keys.dtype).transpose(1, 2)
-        return attend(queries, keys, values, span.mask, scoring)[0].transpose(0, 1).to(query.dtype)
+        queries = call.query[None, span.tokens].to(keys.dtype).transpose(1, 2)
+        return sdpa(queries, keys, values, span.mask, scoring)[0].transpose(0, 1).to(call.query.dtype)
 
     def _make_calls(self, mask: LayerMask) -> _Calls:
         batch = self._batch
@@ -138,3 +144,55 @@ class SdpaAttention:
         blocks = torch.tensor([self._batch.table(i)[skipped:]], device=self._device)
         keys = skipped * size + torch.arange(blocks.numel() * size, device=self._device)
         return _Span(tokens, blocks, mask.shows(positions, keys)[None, None])
+
+
+def sdpa(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """queries [n, heads, tokens, dim], keys and values [n, kv_heads, keys, dim] -> [n, heads, tokens, dim].
+
+    `mask` [n or 1, 1, tokens, keys]: where a key counts; None: the tokens are those of the keys, and causal.
+    """
+    if scoring.softcap is not None or scoring.sinks is not None:
+        return _written_out(queries, keys, values, mask, scoring)
+    heads, tokens = queries.shape[1:3]
+    if tokens == 1:
+        # query heads that share a key head take the place of query tokens, so that no key is repeated
+        queries = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[3])
+    output = scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scoring.scale, enable_gqa=tokens > 1
+    )
+    return output.reshape(len(output), heads, tokens, -1)
+
+
+def _written_out(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """What `sdpa` returns, computed a few tokens at a time, because all scores of a long prompt would not fit."""
+    n, heads, tokens, _ = queries.shape
+    if mask is None:
+        mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=queries.device).tril()
+    rows = max(1, WRITTEN_OUT // (n * heads * keys.shape[2]))
+    slices = zip(queries.float().split(rows, 2), mask.split(rows, 2), strict=True)
+    keys, values = keys.float(), values.float()
+    parts = [_rows(some, keys, values, shown, scoring) for some, shown in slices]
+    return torch.cat(parts, 2).to(queries.dtype)
+
+
+def _rows(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scoring: Scoring
+) -> torch.Tensor:
+    """The output for some of the tokens, in float32."""
+    n, heads, tokens, dim = queries.shape
+    scale = dim**-0.5 if scoring.scale is None else scoring.scale
+    grouped = queries.reshape(n, keys.shape[1], -1, dim)  # heads that share keys, one after the other
+    scores = (grouped @ keys.transpose(2, 3)).view(n, heads, tokens, -1) * scale
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float().view(1, heads, 1, 1).expand(n, heads, tokens, 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]]
+    output = weights.reshape(n, keys.shape[1], -1, keys.shape[2]) @ values
+    return output.view(n, heads, tokens, -1)

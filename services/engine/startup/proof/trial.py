@@ -21,10 +21,10 @@ from services.engine.decoder import Decoder
 from services.engine.families.config import load_config
 from services.engine.families.llama import windows_of
 from services.engine.families.registry import spec_of
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings, choose_block_size
+from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
+from services.engine.weights.random_tensors import RandomTensors
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
 

@@ -20,8 +20,8 @@ from filelock import FileLock
 
 from services.child_environment import without_settings
 from services.engine.backends.cpu.build import NoKernels, compiled
-from services.engine.families.spec import DecoderSpec
 from services.engine.settings import EngineSettings, choose_block_size
+from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.files import write_atomically
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.batch.block_names import BlockNames
-from services.engine.batch.block_record import BYTES, LONGEST_NAME, BlockRecord
+from services.engine.batch.block_names import BYTES, LONGEST_NAME, BlockNames, BlockRecord
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 

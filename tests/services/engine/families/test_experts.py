@@ -17,11 +17,11 @@ from transformers import AutoConfig
 
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
+from services.engine.families.decoder_weights import Linear
 from services.engine.families.registry import open_weights, spec_of
-from services.engine.families.tensors import RandomTensors
-from services.engine.families.weights import Linear
-from services.engine.parallel.layout import Shard
+from services.engine.parallel.layout import Partition
 from services.engine.settings import EngineSettings
+from services.engine.weights.random_tensors import RandomTensors
 from services.requests import SamplingParams
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1)
@@ -49,13 +49,15 @@ def fuse(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"{single}.down_proj"] = downs
 
 
-@pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)])
-def test_fused_tensors_are_the_same_experts(shard: Shard, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("partition", [Partition(), Partition(0, 2), Partition(1, 2)])
+def test_fused_tensors_are_the_same_experts(
+    partition: Partition, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     folder = tiny_model("qwen3_moe")
     spec = spec_of(load_config(folder))
     assert spec
     single, fused = (
-        open_weights(spec, model, shard).layer(1).experts
+        open_weights(spec, model, partition).layer(1).experts
         for model in (folder, changed(folder, tmp_path / "fused", fuse))
     )
     assert single
@@ -68,17 +70,17 @@ def test_fused_tensors_are_the_same_experts(shard: Shard, tiny_model: Callable[[
             assert torch.equal(one.numbers, other.numbers)
 
 
-@pytest.mark.parametrize("shard", [0, 1, 2])
-def test_shards_have_their_part_of_a_shared_expert(shard: int, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("partition", [0, 1, 2])
+def test_partitions_have_their_part_of_a_shared_expert(partition: int, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("qwen2_moe")
     spec = spec_of(load_config(folder))
     assert spec
-    whole, part = (open_weights(spec, folder, own).layer(1) for own in (Shard(), Shard(shard, 3)))
+    whole, part = (open_weights(spec, folder, own).layer(1) for own in (Partition(), Partition(partition, 3)))
     assert whole.up
     assert whole.down
     assert part.up
     assert part.down
-    own = slice(50 * shard, 50 * (shard + 1))
+    own = slice(50 * partition, 50 * (partition + 1))
     assert torch.equal(part.up.numbers, whole.up.numbers.view(2, 150, -1)[:, own].flatten(0, 1))
     assert torch.equal(part.down.numbers, whole.down.numbers[:, own])
     assert whole.experts
@@ -90,13 +92,13 @@ def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Cal
     folder = tiny_model(family)
     spec = spec_of(load_config(folder))
     assert spec
-    whole, *shards = (
-        open_weights(spec, folder, shard).layer(0).experts
-        for shard in (Shard(), *(Shard(rank, 3) for rank in range(3)))
+    whole, *partitions = (
+        open_weights(spec, folder, partition).layer(0).experts
+        for partition in (Partition(), *(Partition(rank, 3) for rank in range(3)))
     )
     assert whole
     count = 0
-    for (up, down), *parts in zip(whole.each, *(shard.each for shard in shards if shard), strict=True):
+    for (up, down), *parts in zip(whole.each, *(partition.each for partition in partitions if partition), strict=True):
         assert torch.equal(halves_of([part.numbers for part, _ in parts]), up.numbers)
         assert torch.equal(torch.cat([part.numbers for _, part in parts], 1), down.numbers)
         if family == "gpt_oss":
@@ -105,7 +107,7 @@ def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Cal
         assert all(part.bias is None for _, part in parts[1:])
         count += 1
     assert count == 8
-    assert all(shard and torch.equal(shard.router.numbers, whole.router.numbers) for shard in shards)
+    assert all(partition and torch.equal(partition.router.numbers, whole.router.numbers) for partition in partitions)
 
 
 def halves_of(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from services.engine.batch.kv_cache import LayerShape
 from services.engine.engine import Engine
 from services.engine.families.registry import spec_of
-from services.engine.families.spec import HeadsSpec
+from services.engine.spec import HeadsSpec
 
 E2B = {
     "num_hidden_layers": 35,

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from services.engine.families.config import load_config
 from services.engine.families.registry import load_spec, spec_of
-from services.engine.families.spec import DecoderSpec
+from services.engine.spec import DecoderSpec
 from services.errors import ModelError
 from services.files import user_cache
 
@@ -93,7 +93,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from services.engine.engine import Engine
-from services.engine.startup.preload import preload
+from services.engine.preload import preload
 from services.engine.settings import EngineSettings
 
 folder, settings = Path(sys.argv[1]), EngineSettings("cpu", "float32", cache_dir=Path(sys.argv[2]), kv_blocks=8)

@@ -9,10 +9,10 @@ import torch
 from tiny_models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from services.engine.families.decoder_weights import rotary_table
 from services.engine.families.llama import Llama
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.families.registry import spec_of
-from services.engine.families.weights import rotary_table
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 10_000.0},

@@ -17,7 +17,7 @@ from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.process_groups import open_meeting
 from services.engine.settings import EngineSettings
-from services.engine.startup.warm_up import iteration
+from services.engine.warm_up import iteration
 
 CUDA = torch.device("cuda")
 

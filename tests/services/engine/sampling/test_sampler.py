@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import batched_sampler, cpu_sampler
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
@@ -21,14 +20,10 @@ VOCAB, EOS = 50, 49
 SAMPLER = Sampler(frozenset({EOS}), VOCAB)
 
 
-@pytest.fixture(autouse=True, params=["alone", "compiled", "batched"])
+@pytest.fixture(autouse=True, params=["compiled", "batched"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with all samplers: those of a CPU, and the batched one, here on a CPU."""
-    alone = cpu_sampler.sample
-    if request.param == "compiled":
-        monkeypatch.setattr(cpu_sampler, "sample", lambda logits, rows, _: alone(logits, rows, compiled_search()))
-    if request.param == "batched":
-        monkeypatch.setattr(cpu_sampler, "sample", lambda logits, rows, _: batched_sampler.sample(logits, rows))
+    """Each test runs with both samplers."""
+    monkeypatch.setattr(SAMPLER, "search", compiled_search() if request.param == "compiled" else None)
 
 
 def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> RequestState:

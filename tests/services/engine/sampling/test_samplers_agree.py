@@ -15,16 +15,11 @@ from torch._subclasses import FakeTensorMode
 
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
-from services.engine.sampling.candidates import PlainSearch
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole chunks, more than the chunks that are looked at first
-
-
-def sample_with_numpy(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
-    return cpu_sampler.sample(logits, rows, PlainSearch())
 
 
 def sample_with_kernels(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
@@ -33,7 +28,6 @@ def sample_with_kernels(logits: torch.Tensor, rows: Sequence[RequestState]) -> S
 
 SampleFunction = Callable[[torch.Tensor, Sequence[RequestState]], SampledTokens]
 SAMPLERS: list[SampleFunction] = [
-    sample_with_numpy,
     sample_with_kernels,
     batched_sampler.sample,
 ]
@@ -143,7 +137,7 @@ def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_both_searches_weigh_alike(vocab: int) -> None:
+def test_the_compiled_search_weighs_by_the_definition(vocab: int) -> None:
     check_weights(compiled_search(), vocab)
 
 
@@ -151,17 +145,14 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_device_draws_the_same_tokens() -> None:
     logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
-    expected = sample_with_numpy(logits, mixed(80, 50_000, WITHOUT_GRAMMARS))
+    expected = sample_with_kernels(logits, mixed(80, 50_000, WITHOUT_GRAMMARS))
     sampled = batched_sampler.sample(logits.cuda(), mixed(80, 50_000, WITHOUT_GRAMMARS))
     assert (sampled.tokens, sampled.possible, sampled.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
-@pytest.mark.parametrize("on_cpu", SAMPLERS[:2])
-def test_log_probabilities_on_both_devices_agree(
-    on_cpu: SampleFunction,
-) -> None:
+def test_log_probabilities_of_both_samplers_agree() -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batched_sampler.sample))
+    one, other = (way(logits, mixed(16, 3000)).logprobs for way in SAMPLERS)
     assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
     for i in one:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)
@@ -169,7 +160,7 @@ def test_log_probabilities_on_both_devices_agree(
         assert [value for _, value in one[i].top] == pytest.approx([value for _, value in other[i].top], abs=1e-5)
 
 
-@pytest.mark.parametrize("way", SAMPLERS[:2])
+@pytest.mark.parametrize("way", SAMPLERS)
 @pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
 def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float, way: SampleFunction) -> None:
     """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""

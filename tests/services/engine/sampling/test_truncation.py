@@ -1,15 +1,18 @@
-"""min_p, top_k and top_p against plain formulas over sorted lists."""
+"""min_p, top_k and top_p: `truncate` against plain formulas over sorted lists, and the compiled search against it."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 import torch
 
-from services.engine.sampling import candidates
-from services.engine.sampling.logits_chunks import LogitsChunks, chunk_maxima
+from services.engine.backends.cpu import build
+from services.engine.sampling.search import DRAW, chunk_maxima
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.requests import SamplingParams
 
@@ -49,6 +52,23 @@ CASES = [
 ]
 
 
+KEPT = """
+#include "search.h"
+extern "C" int kept(const Draw* draw, int vocab, int blocks, int32_t* ids) {
+    const Found found = Search(*draw, vocab, blocks).kept();
+    std::copy_n(found.ids(), found.count(), ids);
+    return found.count();
+}
+"""
+SETTINGS = [
+    SamplingParams(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature in (0.7, 1.0, 3.0, 7e-9)
+    for top_k in (0, 1, 40, 60, 300, 2000)
+    for top_p in (0.0, 0.3, 0.95, 0.9985, 0.999999, 1.0)
+    for min_p in (0.0, 1e-6, 0.05)
+]
+
+
 def keep_all(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
     """Truncate whole vocabularies, all requests at once."""
     of = Truncation.of(settings, scores.shape[1])
@@ -67,19 +87,6 @@ def test_kept_tokens_are_those_of_the_formulas(together: bool) -> None:
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in scores] == expected
 
 
-@pytest.mark.parametrize("deep", [0.5, 100.0], ids=["all-of-them", "near-ones"])
-def test_candidates_are_those_of_the_formulas(deep: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not the nucleus is among the scores that are searched first."""
-    monkeypatch.setattr(candidates, "NUCLEUS", np.float32(deep))
-    scores, expected = drawn_scores()
-    for row, s, ids in zip(scores, CASES, expected, strict=True):
-        limits = Truncation.of([s], len(row)).one(0)
-        blocks = LogitsChunks(row.numpy(), chunk_maxima(row).numpy())
-        found, with_scores = candidates.find(blocks, limits, np.int64(5))
-        assert set(found.tolist()) == ids or limits.none
-        assert with_scores.tolist() == row[torch.from_numpy(found)].tolist()
-
-
 def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
     """Scores [cases, 300], the largest of each 0, and which stay by the formulas."""
     logits = torch.randn(len(CASES), 300, generator=torch.Generator().manual_seed(1)) * 2
@@ -89,9 +96,56 @@ def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
 
 def test_equal_scores_stay_together() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -2.0]])
-    row = scores[0].clone()
-    blocks = LogitsChunks(row.numpy(), chunk_maxima(row).numpy())
     keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
-    limits = Truncation.of([settings(top_k=2)], 4).one(0)
-    assert candidates.find(blocks, limits, np.int64(5))[0].tolist() == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which(build.COMPILER) is None:
+        pytest.skip(f"no {build.COMPILER}")
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "kept.cpp").write_text(KEPT)
+    sources = [f"-I{build.SOURCE}", str(folder / "kept.cpp"), "-o", str(folder / "kept.so")]
+    subprocess.run([build.COMPILER, *build.FLAGS, *sources], check=True)
+    return ctypes.CDLL(str(folder / "kept.so"))
+
+
+@pytest.mark.parametrize("vocab", [50, 29 * 53, 2048, 4096])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 6.0])
+def test_the_compiled_search_keeps_the_same(kept: ctypes.CDLL, vocab: int, spread: float) -> None:
+    """Also if some kept tokens are below the scores that are searched first."""
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    logits[vocab // 3] += spread
+    logits[::7] = logits[::7].round()
+    for one in SETTINGS:
+        assert ids_kept(kept, logits, one) == expected(logits, one), one
+
+
+def test_many_that_weigh_next_to_nothing_are_weighed(kept: ctypes.CDLL) -> None:
+    """So cold that the next smaller logit has a score of -17."""
+    logits = torch.full((32_000,), 1.5).nextafter(torch.tensor(0.0))
+    logits[0] = 1.5
+    for top_p in (0.9975, 0.998, 0.9985, 0.9999):
+        one = SamplingParams(1, temperature=7.14e-9, top_p=top_p)
+        assert ids_kept(kept, logits, one) == expected(logits, one), one
+
+
+def expected(logits: torch.Tensor, settings: SamplingParams) -> list[int]:
+    temperature = torch.from_numpy(Truncation.of([settings], len(logits)).temperature)
+    scores = ((logits - logits.max()) / temperature)[None]
+    keep_all(scores, [settings])
+    ids: list[int] = scores[0].isfinite().nonzero().flatten().tolist()
+    return ids
+
+
+def ids_kept(library: ctypes.CDLL, logits: torch.Tensor, settings: SamplingParams) -> list[int]:
+    limits, tops = Truncation.of([settings], len(logits)), chunk_maxima(logits).contiguous()
+    draw = np.zeros(1, DRAW)
+    draw["logits"], draw["maxima"], draw["best"] = logits.data_ptr(), tops.data_ptr(), tops.max().item()
+    draw["temperature"], draw["lowest"] = limits.temperature, limits.lowest
+    draw["top_k"], draw["top_p"] = limits.top_k, limits.top_p
+    ids = np.empty(len(logits), np.int32)
+    count = library.kept(ctypes.c_void_p(draw.ctypes.data), len(logits), len(tops), ctypes.c_void_p(ids.ctypes.data))
+    found: list[int] = ids[:count].tolist()
+    return found

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from compiled_search import compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.sampling import whole_rows
-from services.engine.sampling.candidates import PlainSearch
 from services.engine.sampling.prompt_logprobs import score_batched, score_on_cpu
 
 
@@ -27,7 +27,7 @@ def test_scores_are_those_of_a_cpu(rows: int, vocab: int, seed: int, ties: bool)
         logits = logits.round()  # has both zeros
     targets = torch.randint(vocab, (rows,), generator=drawn).numpy().astype(np.int32)
     count = min(vocab, 20)
-    found, expected = score_batched(logits, targets, count), score_on_cpu(logits, targets, count, PlainSearch())
+    found, expected = score_batched(logits, targets, count), score_on_cpu(logits, targets, count, compiled_search())
     for one, other in ((found.ids, expected.ids), (found.ranks, expected.ranks), (found.sound, expected.sound)):
         assert np.array_equal(one, other)
     np.testing.assert_array_max_ulp(found.own, expected.own, 2)  # two libraries' logarithm

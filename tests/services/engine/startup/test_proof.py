@@ -19,9 +19,9 @@ from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
 from services.engine.engine import Engine
 from services.engine.families.registry import FAMILIES
+from services.engine.preload import preload
 from services.engine.settings import EngineSettings
 from services.engine.startup import loading
-from services.engine.startup.preload import preload
 from services.engine.startup.proof import verdict
 from services.engine.startup.proof.trial import trial
 from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial
@@ -176,7 +176,7 @@ def test_transformers_serve_where_it_failed(
     keep(cache, folder, settings, '{"fault": "its trial was ended by SIGILL"}')
     engine = Engine.load(folder, preload(folder, settings))
     assert engine.figures.numerics.endswith(" float32 cpu sdpa fallback")
-    assert type(engine.sampler.search).__name__ == "PlainSearch"  # compiled with the kernels that failed
+    assert engine.sampler.search is None  # it would be compiled with the kernels that failed
     assert f"the fast path does not serve {folder.name} here: its trial was ended by SIGILL" in caplog.text
 
 

@@ -6,14 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.families.weights import Table
+from services.engine.families.decoder_weights import Table
 
 
 def embed(
     ids: torch.Tensor, positions: torch.Tensor, vocabulary: Table, learned: Table | None, scale: float = 1.0
 ) -> torch.Tensor:
-    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zeros for rows that another shard has. `scale`
-    is a factor of the vocabulary's rows."""
+    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zeros for rows that another partition has.
+    `scale` is a factor of the vocabulary's rows."""
     hidden = vocabulary.rows.shape[1]
     x = torch.empty(len(ids), hidden, dtype=torch.float32, device=ids.device)
     _embed[(len(ids),)](

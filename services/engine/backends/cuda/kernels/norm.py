@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
 
 
 def add_and_norm(

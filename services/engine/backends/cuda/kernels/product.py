@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
 
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 

@@ -10,9 +10,8 @@ import torch
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
 from services.engine.backends.cpu.packing import Packer
-from services.engine.families.quantized import QuantizedWeight
-from services.engine.families.values import Values
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
+from services.engine.weights.quantized import QuantizedWeight, Values
 from services.files import user_cache
 
 ROWS = (1, 2, 4, 5, 8, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks

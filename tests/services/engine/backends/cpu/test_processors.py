@@ -17,8 +17,8 @@ from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
 
 from services.engine.backends.cpu import build
-from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.engine import Engine
+from services.engine.sampling.search import CompiledSearch
 from services.engine.settings import EngineSettings
 
 

@@ -11,7 +11,7 @@ from services.engine.backends.cpu import packing
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.packed import WeightKind
 from services.engine.backends.cpu.packing import Packer
-from services.engine.families.weights import Linear
+from services.engine.families.decoder_weights import Linear
 from services.files import user_cache
 
 ROWS = (1, 2, 15, 16, 17, 33, 64, 100)  # about the sizes of tiles and blocks

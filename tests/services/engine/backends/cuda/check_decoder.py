@@ -16,7 +16,7 @@ from test_prompt_logprobs import make_jobs as scored_jobs
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
-from services.engine.parallel.layout import Shard
+from services.engine.parallel.layout import Partition
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
 from services.requests import SamplingParams
@@ -69,7 +69,7 @@ def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[
 def test_a_trial_finds_them_near_transformers(tiny_model: Callable[[str], Path]) -> None:
     """The iterations that check a GPU's kernels before they serve."""
     folder = tiny_model("qwen3")
-    setup = make_setup(folder, Shard())
+    setup = make_setup(folder, Partition())
     stock = load_stock(folder, torch.float32, CPU, 100)
     with torch.inference_mode():
         difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)

@@ -18,10 +18,8 @@ from services.engine.backends.cuda import products
 from services.engine.backends.cuda.bits import AttentionBits, settle_attention
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels import attention, product
-from services.engine.backends.cuda.kernels import draw as drawing
 from services.engine.backends.cuda.kernels.activation import activate
 from services.engine.backends.cuda.kernels.attention import Partials
-from services.engine.backends.cuda.kernels.draw import draw
 from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
@@ -31,8 +29,10 @@ from services.engine.backends.cuda.products import Products
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
-from services.engine.families.weights import Linear, Table
+from services.engine.families.decoder_weights import Linear, Table
+from services.engine.sampling import triton_draw as drawing
 from services.engine.sampling.noise import keys
+from services.engine.sampling.triton_draw import draw
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.requests import SamplingParams
 
@@ -53,12 +53,12 @@ def test_embedding() -> None:
     assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None, 1.5), 1.5 * vocabulary[ids])
     whole = embed(ids, positions, Table(vocabulary, 0), Table(learned, 0))
     assert torch.equal(whole, vocabulary[ids] + learned[positions])
-    shards = [
+    partitions = [
         embed(ids, positions, Table(vocabulary[rows], rows.start), Table(learned[places], places.start))
         for rows, places in ((slice(0, 1), slice(0, 3)), (slice(1, 4), slice(3, 6)))
     ]
-    assert torch.equal(shards[0] + shards[1], whole)
-    assert torch.equal(shards[0][0], learned[0])  # the other shard has the token, this one the position
+    assert torch.equal(partitions[0] + partitions[1], whole)
+    assert torch.equal(partitions[0][0], learned[0])  # the other partition has the token, this one the position
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])

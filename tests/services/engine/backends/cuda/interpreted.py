@@ -15,10 +15,10 @@ from services.engine.decoder import Decoder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.families.registry import open_weights, spec_of
-from services.engine.families.spec import DecoderSpec
-from services.engine.parallel.layout import Layout, Shard
+from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
+from services.engine.spec import DecoderSpec
 from services.messages import EngineFigures
 
 CPU = torch.device("cpu")
@@ -26,20 +26,20 @@ BLOCKS = 64
 
 
 def make_engine(folder: Path, block_size: int) -> Engine:
-    setup = make_setup(folder, Shard())
+    setup = make_setup(folder, Partition())
     return make(CudaDecoder(setup), setup.spec, block_size)
 
 
 def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     """See RankProcesses."""
-    setup = make_setup(folder, layout.shard)
+    setup = make_setup(folder, layout.partition)
     return make(CudaDecoder(setup, layout), setup.spec, choose_block_size(settings))
 
 
-def make_setup(folder: Path, shard: Shard) -> CudaSetup:
+def make_setup(folder: Path, partition: Partition) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
-    weights = open_weights(spec, folder, shard)
+    weights = open_weights(spec, folder, partition)
     tiles = Tiles(rows=16, keys=16, split=32)
     return CudaSetup(spec, weights, torch.float32, CPU, 256, tiles)
 

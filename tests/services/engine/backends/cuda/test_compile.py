@@ -19,9 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from services.engine.backends.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
+from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, norm, product
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
-from services.engine.families.weights import Linear, Table
+from services.engine.families.decoder_weights import Linear, Table
+from services.engine.sampling import triton_draw as draw
 from services.engine.sampling.truncation import DeviceTruncation
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -1,0 +1,166 @@
+"""Tensors: where weights come from. Checkpoint: the safetensors of a folder, and the blocks of a converted GGUF
+file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from services.engine.parallel.layout import RowRange
+from services.engine.weights.description import Quantization
+from services.engine.weights.gguf import FORMATS, read_blocks
+from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
+from services.errors import ModelError
+from services.models.contents import BLOCKS
+from services.models.safetensors_file import LENGTH
+from services.models.weights_files import weights_files
+
+_TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
+
+
+class Tensors(Protocol):
+    """Tensors by name. `bytes_read` counts what was asked for so far."""
+
+    @property
+    def bytes_read(self) -> int: ...
+
+    @property
+    def groups(self) -> dict[str, GroupFormat]:
+        """Of each weight that is read as it is stored."""
+        ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
+        """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        ...
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """The same for a product's weight, as the source stores it."""
+        ...
+
+    def rows(self, name: str) -> int:
+        """How many rows a tensor has. Raises ModelError if it is absent."""
+        ...
+
+
+class Checkpoint:
+    """The tensors of a transformers folder with safetensors, and of a converted GGUF file: those in blocks are read as
+    the numbers that they stand for, rounded to bfloat16."""
+
+    def __init__(self, folder: Path, as_stored: bool = False) -> None:
+        """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
+        without safetensors."""
+        files = weights_files(folder)
+        if not files or files[0].suffix != ".safetensors":
+            raise ModelError(f"{folder} holds no causal language model with safetensors")
+        names: dict[str, Path] = {}
+        for file in files:
+            names |= dict.fromkeys(_open(file).keys(), file)
+        self.bytes_read = 0
+        self.quantization = Quantization()  # of the blocks
+        self._as_stored = as_stored
+        self._files = names
+        self._opened: dict[Path, Any] = {}
+        self._kinds: dict[str, str] = {}  # ggml's types of the blocks
+        if (folder / BLOCKS).exists():
+            with safe_open(folder / BLOCKS, framework="pt") as blocks:
+                kept, kinds = set(blocks.keys()), blocks.metadata()
+            self._files |= dict.fromkeys(kept, folder / BLOCKS)
+            self._kinds = {name: kind for name, kind in kinds.items() if name in kept}
+            self.quantization = _gguf(kinds, kept)
+
+    @property
+    def groups(self) -> dict[str, GroupFormat]:
+        """See Tensors."""
+        return {name: FORMATS[kind].groups for name, kind in self._kinds.items()} if self._as_stored else {}
+
+    @property
+    def has_blocks(self) -> bool:
+        return bool(self._kinds)
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
+        """See Tensors."""
+        if name in self._kinds:
+            return self._blocks(name, rows, columns).dequantize()
+        part = self._slice(name)
+        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        """See Tensors."""
+        is_stored = self._as_stored and name in self._kinds
+        return self._blocks(name, rows, columns) if is_stored else self.read(name, rows, columns)
+
+    def rows(self, name: str) -> int:
+        """See Tensors."""
+        return int(self._slice(name).get_shape()[0])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, or of the numbers that its blocks stand for. Raises ModelError if it is absent."""
+        shape = tuple(self._slice(name).get_shape())
+        if name not in self._kinds:
+            return shape
+        return shape[0], self._blocks(name, (0, 1), None).shape[1]
+
+    def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
+        """Of a weight in blocks these outputs, or these inputs, for which whole rows of blocks are read."""
+        part = self._slice(name)
+        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
+        self.bytes_read += stored.nbytes
+        return read_blocks(self._kinds[name], stored).part(columns=columns)
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._files:
+            raise ModelError(f"the weights have no tensor {name!r}")
+        file = self._files[name]
+        if file not in self._opened:
+            self._opened[file] = _open(file)
+        return self._opened[file].get_slice(name)
+
+
+def text_name(name: str) -> str:
+    """The name of a checkpoint's tensor in the text model alone, which may be a part of another."""
+    return _TEXT_PART.sub(lambda found: found["head"] or "model.", name)
+
+
+def header(file: Path) -> bytes:
+    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
+    except OSError as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
+
+
+def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
+    """Of the blocks of a GGUF file: `kinds` by name, and the names of those that were kept."""
+    types = [kind for kind, _ in Counter(kinds.values()).most_common()]
+    refused = {
+        name: "the conversion changes its numbers" if kind in FORMATS else f"{kind} is not executed"
+        for name, kind in kinds.items()
+        if name not in kept
+    }
+    return Quantization(f"gguf {', '.join(types)}", frozenset(kinds), refused)
