@@ -42,7 +42,7 @@ UNITS |= {"byte": 1, "bytes": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 UNITS |= {"%": 0.01, "percent": 0.01, "times": 1.0}
 DIGITS = r"\d[\d,]*(?:\.\d+)?"
-RATE = r"[A-Za-z]+/(?:s|token|request|hour|minute)"
+RATE = r"[A-Za-zµ]+/(?:s|token|request|hour|minute)"
 PER = r"\s+(?:a|per|each)\s+(?:second|minute|hour)"
 UNIT = "|".join([RATE, *map(re.escape, sorted(UNITS, key=len, reverse=True))])
 NUMBER = re.compile(
