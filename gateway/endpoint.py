@@ -16,13 +16,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.answer.plan import AnswerKind
-from gateway.errors import Kind
+from gateway.errors import ErrorResponse, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.http.headers import Caller, Position
 from gateway.pool_client.following import Generation
-from gateway.schemas.answers import ErrorResponse
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming import WholeAnswer, whole_response
 from gateway.validation import ValidatedRequest

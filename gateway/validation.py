@@ -15,6 +15,7 @@ from gateway.executor import INLINE, FairExecutor
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
+from gateway.schemas.answers import ServiceTier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
@@ -295,7 +296,7 @@ def _discarded(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> ServiceTier | None:
     """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
     never for completions. It says how the request is served: in order of arrival there is only one tier."""
     if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
@@ -311,7 +312,7 @@ def plan_of(
     digest: str,
     prompts: list[list[int]],
     sequences: list[NewSequence],
-    tier: str | None,
+    tier: ServiceTier | None,
     extra: bytes,
     texts: Sequence[str],
     reading: Reading,

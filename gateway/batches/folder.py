@@ -21,10 +21,11 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gateway.batches.record import BatchRecord, Final, Progress, batch_object
 from gateway.files import disk
+from gateway.schemas.batches import BatchObject
 from services import wire
 from services.errors import Unreadable
 
@@ -95,7 +96,7 @@ class BatchFolder:
     def segment(self, epoch: str) -> Path:
         return self.path / f"{SEGMENT}{epoch}"
 
-    def body(self) -> dict[str, Any] | None:
+    def body(self) -> BatchObject | None:
         """OpenAI's batch object; None if the batch does not exist or this build cannot read it."""
         try:
             record = self.record()

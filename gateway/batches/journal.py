@@ -17,10 +17,11 @@ import orjson
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.input_file import InputLines, check
-from gateway.batches.record import BatchRecord, Counts, Final, Progress, Status
+from gateway.batches.record import BatchRecord, Counts, Final, Progress
 from gateway.batches.segments import EntryLocation, LineAnswer, SegmentWriter, entry_locations
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile
+from gateway.schemas.batches import EndStatus
 from gateway.schemas.json_size import MOST_VALUES
 
 UNANSWERED = {
@@ -78,7 +79,7 @@ class BatchJournal:
         """End the batch because of the errors of its input."""
         self._end(Final("failed", _now(), errors=self.errors))
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: EndStatus) -> None:
         """Write the output and error files and end the batch. Lines without an answer get the error of the status.
 
         If another owner has ended the batch meanwhile, its files are kept and these are discarded.
@@ -111,7 +112,7 @@ class BatchJournal:
         numbers: Sequence[int],
         found: dict[int, EntryLocation],
         segments: Sequence[Path],
-        status: Status,
+        status: EndStatus,
     ) -> str:
         """Write the entries of these lines, in the order of the input, to a file of the tenant. Returns its id."""
         id, now, tenant = self._file_id(self._segment.name, kind), _now(), self.record.tenant
@@ -131,7 +132,7 @@ class BatchJournal:
         return id
 
     def _entries(
-        self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: Status
+        self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: EndStatus
     ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
             used = {location.segment for number in numbers if (location := found.get(number))}
@@ -143,7 +144,7 @@ class BatchJournal:
                 else:
                     yield os.pread(files[location.segment].fileno(), location.length, location.start)
 
-    def _unanswered(self, number: int, status: Status) -> bytes:
+    def _unanswered(self, number: int, status: EndStatus) -> bytes:
         code, message = UNANSWERED[status]
         custom_id = orjson.loads(self.lines.read(number))["custom_id"]
         error = {"code": code, "message": message}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
-Status = Literal["completed", "failed", "expired", "cancelled"]
+from gateway.schemas.batches import BatchError, BatchObject, BatchStatus, EndStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,17 @@ class Progress:
 class Final:
     """How the batch ended; written once."""
 
-    status: Status
+    status: EndStatus
     at: int
     progress: Progress | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: list[dict[str, Any]] | None = None
+    errors: list[BatchError] | None = None
 
 
 def batch_object(
     record: BatchRecord, progress: Progress | None, cancelling_at: int | None, final: Final | None
-) -> dict[str, Any]:
+) -> BatchObject:
     """OpenAI's batch object; what is not known yet is null."""
     progress = final.progress if final else progress
     counts = progress.counts if progress else Counts()
@@ -85,7 +84,7 @@ def batch_object(
     }
 
 
-def _status(progress: Progress | None, cancelling_at: int | None, final: Final | None) -> str:
+def _status(progress: Progress | None, cancelling_at: int | None, final: Final | None) -> BatchStatus:
     if final is not None:
         return final.status
     if cancelling_at is not None:
@@ -95,5 +94,5 @@ def _status(progress: Progress | None, cancelling_at: int | None, final: Final |
     return "in_progress" if progress.finalizing_at is None else "finalizing"
 
 
-def _ended(final: Final | None, status: Status) -> int | None:
+def _ended(final: Final | None, status: EndStatus) -> int | None:
     return final.at if final and final.status == status else None

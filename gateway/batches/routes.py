@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -37,7 +36,7 @@ router = APIRouter(prefix="/v1/batches")
         errors=(*BODY_ERRORS, Kind.NO_SUCH_OBJECT, Kind.TOO_MANY_BATCHES, Kind.FILES_FULL),
     ),
 )
-async def create(request: Request) -> dict[str, Any]:
+async def create(request: Request) -> BatchObject:
     """Begins to answer the lines of a file, after all other requests."""
     gateway = gateway_of(request)
     fields = await parse(request, BatchRequest, gateway.limits)
@@ -47,7 +46,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 @router.get("", **documented(gives=BatchList, parameters=LISTING, errors=ERRORS))
-async def listed(request: Request) -> dict[str, Any]:
+async def listed(request: Request) -> BatchList:
     """The tenant's batches, the newest first."""
     limit = limit_of(request, DEFAULT_PAGE, MAX_PAGE)
     folders = await disk.in_thread(_batches(request).of_tenant, tenant_folder(request.state.tenant))
@@ -58,13 +57,13 @@ async def listed(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{id}", **documented(gives=BatchObject, errors=ERRORS))
-async def retrieve(request: Request, id: str) -> dict[str, Any]:
+async def retrieve(request: Request, id: str) -> BatchObject:
     """The batch with its progress."""
     return await _body(_found(request, id))
 
 
 @router.post("/{id}/cancel", **documented(gives=BatchObject, errors=ERRORS))
-async def cancel(request: Request, id: str) -> dict[str, Any]:
+async def cancel(request: Request, id: str) -> BatchObject:
     """Ends a batch; its answers so far remain available."""
     folder = _found(request, id)
     status = (await _body(folder))["status"]
@@ -125,7 +124,7 @@ def _found(request: Request, id: str) -> BatchFolder:
     return _batches(request).at(tenant_folder(request.state.tenant), id)
 
 
-async def _body(folder: BatchFolder) -> dict[str, Any]:
+async def _body(folder: BatchFolder) -> BatchObject:
     body = await disk.in_thread(folder.body)
     if body is None:
         raise _missing(folder.id)

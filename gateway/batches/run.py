@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from gateway.batches.folder import BatchFolder
 from gateway.batches.journal import BatchJournal
 from gateway.batches.line_answerer import LineAnswerer
-from gateway.batches.record import BatchRecord, Status
+from gateway.batches.record import BatchRecord
 from gateway.batches.segments import LineAnswer
 from gateway.endpoints import ENDPOINTS
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.gateway import Gateway
+from gateway.schemas.batches import EndStatus
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class BatchRun:
         finally:
             journal.close()
 
-    async def _answer_all(self, journal: BatchJournal) -> Status:
+    async def _answer_all(self, journal: BatchJournal) -> EndStatus:
         """Answer the lines until all are answered or the batch ends early."""
         if (status := await self._off_loop(self._early_end)) is not None:
             await self._find_requests(journal)
@@ -92,7 +93,7 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(feeding, writing, return_exceptions=True)
 
-    def _early_end(self) -> Status | None:
+    def _early_end(self) -> EndStatus | None:
         if self._folder.cancelled_at() is not None:
             return "cancelled"
         return "expired" if time.time() >= self._record.expires_at else None

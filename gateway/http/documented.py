@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from gateway.errors import Kind
+from gateway.errors import ErrorResponse, Kind
 from gateway.http.headers import MAX_TIMEOUT, MIN_TIMEOUT
-from gateway.schemas.answers import ErrorResponse
 
 COMPONENTS = "#/components/schemas/"
 DOCUMENTED = "x-documented"  # marks the operation until the document is made

@@ -199,7 +199,7 @@ def _event_number(text: str) -> int:
     return int(text)
 
 
-def _json(body: dict[str, object]) -> Response:
+def _json(body: InputTokens | InputItemList | ResponseDeleted) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 

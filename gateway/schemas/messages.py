@@ -160,39 +160,38 @@ class ToolUseBlock(TypedDict):
     input: dict[str, Any]
 
 
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+MessageTier = Literal["standard", "priority"]
+
+
 class ThinkingTokens(TypedDict):
     thinking_tokens: int
 
 
-class MessageUsage(TypedDict):
+class CountedTokens(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: NotRequired[ThinkingTokens]  # of a model that reasons
-    service_tier: Literal["standard", "priority"]
 
 
-class MessageObject(TypedDict):
+class MessageUsage(CountedTokens):
+    service_tier: MessageTier
+
+
+class MessageStop(TypedDict):
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+
+
+class MessageObject(MessageStop):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
+    content: list[Block]
     usage: MessageUsage
-
-
-class MessageErrorDetail(TypedDict):
-    type: str
-    message: str
-
-
-class MessageError(TypedDict):
-    type: Literal["error"]
-    error: MessageErrorDetail
-    request_id: str | None
 
 
 class TokenCount(TypedDict):

@@ -27,7 +27,7 @@ class TextParts:
         return "".join(map(self._text_of, content))
 
     def optional_text(self, content: Any) -> str | None:
-        """The same; None for null."""
+        """The string, or the texts of the parts joined; None for null. Raises ValueError as `text` does."""
         return None if content is None else self.text(content)
 
     def _text_of(self, part: Any) -> str:
