@@ -19,8 +19,8 @@ from gateway.answer.plan import AnswerKind
 from gateway.errors import ErrorResponse, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.http.headers import Caller, Position
+from gateway.http.openapi import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.pool_client.following import Generation
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming import WholeAnswer, whole_response

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.errors import POOL_AWAY, ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
+from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard
 from gateway.schemas.answers import Load, Model, ModelList, Version

@@ -12,8 +12,8 @@ from gateway.endpoint import Endpoint
 from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind, MessageError
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, documented
 from gateway.http.headers import Caller, Position
+from gateway.http.openapi import BODY_ERRORS, GENERATION_ERRORS, documented
 from gateway.model import chat_tokens
 from gateway.pool_client.following import Generation
 from gateway.schemas.messages import (

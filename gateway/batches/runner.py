@@ -8,9 +8,8 @@ import logging
 import time
 from collections import Counter
 
-from gateway.batches.folder import BatchFolder, BatchFolders
+from gateway.batches.folder import BatchFolder, BatchFolders, BatchRecord, Final
 from gateway.batches.lease import LEASE, BatchLease
-from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
 from gateway.files.store import FileStore

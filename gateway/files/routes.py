@@ -10,7 +10,7 @@ from gateway.errors import Kind
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.files.upload import receive
-from gateway.http.documented import documented, query
+from gateway.http.openapi import documented, query
 from gateway.http.pages import AFTER, ORDER, limit_of, limit_parameter, newest_first, page, start_of
 from gateway.schemas.batches import FileDeleted, FileList, FileObject, FileUpload
 

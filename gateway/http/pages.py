@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
-from gateway.http.documented import query
+from gateway.http.openapi import query
 from gateway.schemas.answers import Page, T
 
 ORDERS = ("asc", "desc")

@@ -9,12 +9,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.answers import ChatFinishReason, ChatLogprobs, ScoredPrompt, ServiceTier, Usage
-from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
+from gateway.schemas.generation import NOT_IN_STREAMS, Count, Effort, GenerationFields, Verbosity
 from gateway.schemas.json_size import too_many
-from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
+from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
-from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort, Verbosity
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
 from gateway.tools import ToolUse
 

@@ -8,12 +8,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
-from gateway.schemas.generation import NO_DEFAULTS, Count, GenerationFields, StreamOptions
+from gateway.schemas.generation import NO_DEFAULTS, Count, Effort, GenerationFields, Reasoning, StreamOptions, Verbosity
 from gateway.schemas.response_answers import OptionalEcho, ResponseText, StoredEcho
-from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.strict import Strict, TextParts, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
-from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort, Reasoning, Verbosity
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
 from gateway.tools import ToolChoice, ToolUse
 from services.models.generation import SamplingDefaults
