@@ -62,12 +62,7 @@ class Endpoint(ABC, Generic[F]):
 
     @abstractmethod
     async def stream(
-        self,
-        gateway: Gateway,
-        generation: Generation,
-        position: Position | None,
-        with_ids: bool,
-        request: Request,
+        self, gateway: Gateway, generation: Generation, position: Position | None, with_ids: bool, request: Request
     ) -> Response:
         """The events after `position` as a stream, which closes the generation. `with_ids`: each event has an `id`.
         Raises ApiError; the generation is closed then."""

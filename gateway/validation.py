@@ -353,7 +353,8 @@ def plan_of(
 
 
 def digest_of(fields: GenerationFields) -> str:
-    """Equal for two HTTP requests that ask for the same tokens."""
+    """Equal for two HTTP requests that ask for the same tokens. The order in which a schema declares its fields is part
+    of it: a field that changes its place would rename the requests that use it."""
     given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(given.encode()).hexdigest()
 
