@@ -30,7 +30,7 @@ F = TypeVar("F", bound=GenerationFields)
 
 
 class Endpoint(ABC, Generic[F]):
-    """The docstring of a subclass describes the operation in the document.
+    """A route that generates tokens. The docstring of each subclass describes its operation in the document.
 
     `name`: of the operation; `schema`: of the body. `answer_type`, `event_type`: what the document says of the whole
     answer and of the data of an event; `errors`, `error_type` and `statuses`: see `documented`. `batched`: a line of a

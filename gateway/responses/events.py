@@ -23,23 +23,8 @@ from gateway.responses.objects import (
     response,
     text_part,
 )
+from gateway.schemas import response_answers as answers
 from gateway.schemas.answers import TokenLogprob
-from gateway.schemas.response_answers import (
-    ArgumentsDone,
-    EndEventType,
-    ErrorEvent,
-    ItemEventType,
-    ItemPlace,
-    OutputText,
-    PartEventType,
-    PartPlace,
-    ReasoningDone,
-    ReasoningText,
-    ResponseEvent,
-    ResponseItem,
-    ResponseStatus,
-    TextDone,
-)
 from services.messages import TokenEvent
 from services.requests import FinishReason
 
@@ -50,7 +35,7 @@ DELTAS = {
     PartKind.REASONING: b"response.reasoning_text.delta",
     PartKind.CALL: b"response.function_call_arguments.delta",
 }
-ENDS: dict[ResponseStatus, EndEventType] = {
+ENDS: dict[answers.ResponseStatus, answers.EndEventType] = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
     "cancelled": "response.incomplete",  # OpenAI has no event for a cancelled response
@@ -106,7 +91,7 @@ class ResponseEventWriter:
         it, after which the stream can be resumed."""
         self._failed = True
         details = error.body()["error"]
-        event: ErrorEvent = {
+        event: answers.ErrorEvent = {
             "message": error.message,
             "type": "error",
             "param": error.param,
@@ -141,7 +126,9 @@ class ResponseEventWriter:
             frames.append(self._part_event("response.content_part.done", item, reasoning_part(text), number + 1))
         return [*frames, self._item_event("response.output_item.done", item, last, number + 2)]
 
-    def _text_done(self, item: OutputItem, text: str, number: int) -> TextDone | ReasoningDone | ArgumentsDone:
+    def _text_done(
+        self, item: OutputItem, text: str, number: int
+    ) -> answers.TextDone | answers.ReasoningDone | answers.ArgumentsDone:
         match item.kind:
             case PartKind.TEXT:
                 return {
@@ -172,18 +159,24 @@ class ResponseEventWriter:
         number = LAST_OPENING + self._transcript.last_number + CLOSING
         return self._event({"type": ENDS[whole["status"]], "response": whole, "sequence_number": number})
 
-    def _item_event(self, type: ItemEventType, item: OutputItem, made: ResponseItem, number: int) -> bytes:
+    def _item_event(
+        self, type: answers.ItemEventType, item: OutputItem, made: answers.ResponseItem, number: int
+    ) -> bytes:
         return self._event({"type": type, "output_index": item.index, "item": made, "sequence_number": number})
 
     def _part_event(
-        self, type: PartEventType, item: OutputItem, part: OutputText | ReasoningText, number: int
+        self,
+        type: answers.PartEventType,
+        item: OutputItem,
+        part: answers.OutputText | answers.ReasoningText,
+        number: int,
     ) -> bytes:
         return self._event({"type": type, **self._part_place(item), "part": part, "sequence_number": number})
 
-    def _item_place(self, item: OutputItem) -> ItemPlace:
+    def _item_place(self, item: OutputItem) -> answers.ItemPlace:
         return {"item_id": self._head.id_of(item), "output_index": item.index}
 
-    def _part_place(self, item: OutputItem) -> PartPlace:
+    def _part_place(self, item: OutputItem) -> answers.PartPlace:
         return {**self._item_place(item), "content_index": 0}
 
     def _delta(self, item: OutputItem, number: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
@@ -203,7 +196,7 @@ class ResponseEventWriter:
         place = self._item_place(item) if item.kind is PartKind.CALL else self._part_place(item)
         self._delta_head = b'{"type":"%s",%s,"delta":' % (self._delta_kind, orjson.dumps(place)[1:-1])
 
-    def _event(self, event: ResponseEvent) -> bytes:
+    def _event(self, event: answers.ResponseEvent) -> bytes:
         number = event["sequence_number"]
         return b"" if number <= self._after else self._frame(event["type"].encode(), number, orjson.dumps(event))
 

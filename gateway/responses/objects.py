@@ -10,22 +10,12 @@ from gateway.answer.items import OutputItem, Transcript
 from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
 from gateway.errors import Kind
+from gateway.schemas import response_answers as answers
 from gateway.schemas.answers import ServiceTier, TokenLogprob
-from gateway.schemas.response_answers import (
-    ItemStatus,
-    OutputText,
-    ReasoningText,
-    ResponseItem,
-    ResponseObject,
-    ResponseStatus,
-    ResponseText,
-    ResponseUsage,
-    StoredEcho,
-)
 from services.messages import End
 from services.requests import FinishReason
 
-PLAIN_TEXT: ResponseText = {"format": {"type": "text"}}
+PLAIN_TEXT: answers.ResponseText = {"format": {"type": "text"}}
 _PREFIXES = {PartKind.TEXT: "msg_", PartKind.REASONING: "rs_", PartKind.CALL: "fc_"}
 
 
@@ -38,7 +28,7 @@ class ResponseHead:
     created_at: int  # Unix seconds
     prompt_tokens: int
     service_tier: ServiceTier | None
-    echo: StoredEcho
+    echo: answers.StoredEcho
 
     @property
     def background(self) -> bool:
@@ -63,12 +53,12 @@ class ResponseHead:
         return "call_" + call_id(self.id, 0, item.call)
 
 
-def empty_response(head: ResponseHead, status: ResponseStatus) -> ResponseObject:
+def empty_response(head: ResponseHead, status: answers.ResponseStatus) -> answers.ResponseObject:
     """The response object without output: `queued` or `in_progress`."""
     return _response(head, status, [])
 
 
-def response(head: ResponseHead, transcript: Transcript) -> ResponseObject:
+def response(head: ResponseHead, transcript: Transcript) -> answers.ResponseObject:
     """The response object with the output so far."""
     end = transcript.end
     if end is None:
@@ -90,16 +80,16 @@ def response(head: ResponseHead, transcript: Transcript) -> ResponseObject:
     return made
 
 
-def new_item(head: ResponseHead, item: OutputItem) -> ResponseItem:
+def new_item(head: ResponseHead, item: OutputItem) -> answers.ResponseItem:
     """The item as it is when it is added: without content."""
     return _item(head, item, "in_progress", begun=False)
 
 
-def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) -> ResponseItem:
+def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) -> answers.ResponseItem:
     """The item with what it has so far. All items but the last are complete. The last is if the model or a stop ended
     the answer; a call is unless it is cut."""
     end = transcript.end
-    status: ItemStatus = "completed"
+    status: answers.ItemStatus = "completed"
     if item is transcript.items[-1]:
         if end is None:
             status = "in_progress"
@@ -108,17 +98,17 @@ def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) ->
     return _item(head, item, status, begun=True)
 
 
-def text_part(text: str = "", logprobs: Sequence[TokenLogprob] = ()) -> OutputText:
+def text_part(text: str = "", logprobs: Sequence[TokenLogprob] = ()) -> answers.OutputText:
     """The only part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def reasoning_part(text: str = "") -> ReasoningText:
+def reasoning_part(text: str = "") -> answers.ReasoningText:
     """The only part of reasoning."""
     return {"type": "reasoning_text", "text": text}
 
 
-def _item(head: ResponseHead, item: OutputItem, status: ItemStatus, begun: bool) -> ResponseItem:
+def _item(head: ResponseHead, item: OutputItem, status: answers.ItemStatus, begun: bool) -> answers.ResponseItem:
     """`begun`: with what the item has so far; otherwise without content."""
     id = head.id_of(item)
     match item.kind:
@@ -139,11 +129,11 @@ def _item(head: ResponseHead, item: OutputItem, status: ItemStatus, begun: bool)
             }
 
 
-def _output(head: ResponseHead, transcript: Transcript) -> list[ResponseItem]:
+def _output(head: ResponseHead, transcript: Transcript) -> list[answers.ResponseItem]:
     return [output_item(head, transcript, item) for item in transcript.items]
 
 
-def _status(end: End, cut: bool) -> ResponseStatus:
+def _status(end: End, cut: bool) -> answers.ResponseStatus:
     """`cut`: the last item is a call that is incomplete. Open Responses requires that its response is, too."""
     match end.reason:
         case FinishReason.STOP:
@@ -156,7 +146,7 @@ def _status(end: End, cut: bool) -> ResponseStatus:
             return "failed"
 
 
-def _usage(head: ResponseHead, transcript: Transcript) -> ResponseUsage:
+def _usage(head: ResponseHead, transcript: Transcript) -> answers.ResponseUsage:
     cached = transcript.end.cached if transcript.end else 0
     return {
         "input_tokens": head.prompt_tokens,
@@ -167,7 +157,9 @@ def _usage(head: ResponseHead, transcript: Transcript) -> ResponseUsage:
     }
 
 
-def _response(head: ResponseHead, status: ResponseStatus, output: list[ResponseItem]) -> ResponseObject:
+def _response(
+    head: ResponseHead, status: answers.ResponseStatus, output: list[answers.ResponseItem]
+) -> answers.ResponseObject:
     return {
         **head.echo,
         "id": head.id,
