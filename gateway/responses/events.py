@@ -108,23 +108,14 @@ class ResponseEventWriter:
         return [frame] if self._transcript.parsed else [frame, *self._added(self._transcript.items[0], 2)]
 
     def _added(self, item: OutputItem, number: int) -> list[bytes]:
-        """A call has no content part."""
-        frames = [self._item_event("response.output_item.added", item, new_item(self._head, item), number)]
-        if item.kind is PartKind.TEXT:
-            frames.append(self._part_event("response.content_part.added", item, text_part(), number + 1))
-        elif item.kind is PartKind.REASONING:
-            frames.append(self._part_event("response.content_part.added", item, reasoning_part(), number + 1))
-        return frames
+        part = self._part_events("response.content_part.added", item, number + 1)
+        return [self._item_event("response.output_item.added", item, new_item(self._head, item), number), *part]
 
     def _item_done(self, item: OutputItem, number: int) -> list[bytes]:
         text, last = item.text, output_item(self._head, self._transcript, item)
-        frames = [self._event(self._text_done(item, text, number))]
-        if item.kind is PartKind.TEXT:
-            part = text_part(text, item.logprobs)
-            frames.append(self._part_event("response.content_part.done", item, part, number + 1))
-        elif item.kind is PartKind.REASONING:
-            frames.append(self._part_event("response.content_part.done", item, reasoning_part(text), number + 1))
-        return [*frames, self._item_event("response.output_item.done", item, last, number + 2)]
+        done = self._event(self._text_done(item, text, number))
+        part = self._part_events("response.content_part.done", item, number + 1, text, item.logprobs)
+        return [done, *part, self._item_event("response.output_item.done", item, last, number + 2)]
 
     def _text_done(
         self, item: OutputItem, text: str, number: int
@@ -164,14 +155,19 @@ class ResponseEventWriter:
     ) -> bytes:
         return self._event({"type": type, "output_index": item.index, "item": made, "sequence_number": number})
 
-    def _part_event(
+    def _part_events(
         self,
         type: answers.PartEventType,
         item: OutputItem,
-        part: answers.OutputText | answers.ReasoningText,
         number: int,
-    ) -> bytes:
-        return self._event({"type": type, **self._part_place(item), "part": part, "sequence_number": number})
+        text: str = "",
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> list[bytes]:
+        """The event of the item's content part. A call has none."""
+        if item.kind is PartKind.CALL:
+            return []
+        part = reasoning_part(text) if item.kind is PartKind.REASONING else text_part(text, logprobs)
+        return [self._event({"type": type, **self._part_place(item), "part": part, "sequence_number": number})]
 
     def _item_place(self, item: OutputItem) -> answers.ItemPlace:
         return {"item_id": self._head.id_of(item), "output_index": item.index}
