@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from load.bench.__main__ import PARTS
-from load.evaluation.parts import known
+from load.evaluation.parts import PARTS as PARTS_OF_EVALUATION
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
@@ -41,7 +41,7 @@ def test_the_modules_that_are_run_exist() -> None:
 
 
 def test_the_parts_that_are_named_exist() -> None:
-    parts = {"bench": PARTS.keys(), "evaluation": known().keys()}
+    parts = {"bench": PARTS.keys(), "evaluation": PARTS_OF_EVALUATION.keys()}
     named = [(program, part) for _, (program, found) in texts(PART) for part in found.replace("--part", "").split()]
     assert named
     assert [(program, part) for program, part in named if part not in parts[program]] == []
