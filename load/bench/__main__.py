@@ -142,7 +142,6 @@ def run(bench: Bench, parts: Sequence[str], limit: float, to: Path | None) -> in
     print(described, flush=True)
     found: dict[str, Any] = {"machine": described, "model": bench.name, "parts": {}, "failed": {}}
     texts = [f"# {described}"]
-    name = f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
     for part in parts:
         began = time.perf_counter()
         try:
@@ -150,21 +149,20 @@ def run(bench: Bench, parts: Sequence[str], limit: float, to: Path | None) -> in
                 raise TimeoutError("the time is spent")
             with _limit(min(limit, bench.budget.left + GRACE)):
                 of_part = PARTS[part][0](bench)
+            text, found["parts"][part] = of_part.text, of_part.data
         except Exception as error:  # other parts must run
             traceback.print_exc()
             found["failed"][part] = f"{type(error).__name__}: {error}"
             text = f"Failed: {found['failed'][part]}"
-        else:
-            found["parts"][part] = of_part.data
-            text = of_part.text
         spent = f"{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left"
         texts.append(f"## {bench.name}: {part}\n\n{text}\n\n{spent}")
         print(f"\n{texts[-1]}", flush=True)
         found["engine"] = bench.loaded
         if to:
             to.mkdir(parents=True, exist_ok=True)
-            (to / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            (to / f"{name}.md").write_text("\n\n".join(texts) + "\n")
+            file = to / f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
+            file.with_name(f"{file.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            file.with_name(f"{file.name}.md").write_text("\n\n".join(texts) + "\n")
     return 1 if found["failed"] else 0
 
 

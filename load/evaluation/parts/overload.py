@@ -28,6 +28,7 @@ PATIENCE = 20.0  # seconds after which a client leaves
 PROMPT, TOKENS = 8, 64
 TIMES = (0.5, 1.0, 2.0, 4.0, 10.0)
 CLIENTS = 32  # that keep the batch full while the capacity is measured
+LEAST = 10.0  # seconds of each measurement
 PROBE = 0.2  # seconds between requests of /health
 SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 TITLE = f"Requests of {TOKENS} tokens out; clients leave after {PATIENCE:.0f} s"
@@ -50,12 +51,12 @@ class Results:
 def measure(bench: Bench) -> Found:
     rows: Table = {}
     with bench.server() as server:
-        most = asyncio.run(capacity(server.url, max(10.0, bench.seconds)))
+        most = asyncio.run(capacity(server.url, max(LEAST, bench.seconds)))
         if not most:
             raise RuntimeError(f"{CLIENTS} clients had no answer of {TOKENS} tokens")
         for times in TIMES:
             with probed(server.url) as looks:
-                results, half = asyncio.run(open_loop(server.url, times * most, 2 * bench.seconds))
+                results, half = asyncio.run(open_loop(server.url, times * most, max(LEAST, 2 * bench.seconds)))
             rows[f"{times:g} times the capacity"] = cells(results, times * most, half, looks)
             server.until_idle(SETTLED)
     return Found({TITLE: rows}, {"capacity": most})
@@ -134,6 +135,7 @@ async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, flo
             elif number % 16 == 0:
                 await asyncio.sleep(0)  # this process is late: let the requests that were sent proceed
             tasks.append(asyncio.create_task(one(session, number, results)))
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
         half = sum(end - began > seconds / 2 for end in results.ends) / (time.monotonic() - began - seconds / 2)
         for task in tasks:
             task.cancel()
