@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from load.options import parser as part_parser
-from load.recording import BATCH, POLICIES, Recording, example, file_of
+from load.arguments import parser_of
+from load.in_process import Setup
+from load.recording import BATCH, SCHEDULERS, Recording, example, file_of
 from load.simulation import headline, paper, plan
 from load.simulation.cost import TABLE_1
-from load.simulation.world import Policy, run_simulated
+from load.simulation.world import figures_of, run_simulated
 from services.progress import print_beside
+from services.scheduling import Knobs
 
 RATE = 14.0  # requests per second of the recorded trace
 HEAD = """# {name}: {about}
@@ -26,7 +28,7 @@ PARTS = {"headline": headline, "paper": paper, "plan": plan}
 
 def main(arguments: list[str] | None = None) -> None:
     about = {name: part.HELP for name, part in PARTS.items()}
-    parser = part_parser(
+    parser = parser_of(
         "load.simulation", "Orca's real loop and scheduler on virtual time, around engines that only cost time.", about
     )
     parser.add_argument("--out", type=Path, help="a folder for a page of tables for each part, and for plots")
@@ -46,9 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
 def record(folder: Path) -> None:
     """Record the example under both policies, on the paper's 13B model."""
     partition = TABLE_1["13B"]
-    for policy in POLICIES:
-        about = Policy(BATCH, partition.num_slots, partition.model.max_model_len, request_level=policy == "request")
-        run_simulated(example(RATE), partition, about, Recording(file_of(folder, policy)))
+    figures = figures_of(partition.num_slots, partition.model.max_model_len)
+    for policy, scheduler in SCHEDULERS.items():
+        recording = Recording(file_of(folder, policy))
+        run_simulated(example(RATE), partition, figures, Setup(Knobs(BATCH), scheduler), recording)
 
 
 if __name__ == "__main__":

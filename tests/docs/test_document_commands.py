@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from load.bench.__main__ import PARTS as BENCH
-from load.evaluation.parts import known
+from load.evaluation.parts import PARTS as EVALUATION
 from load.simulation.__main__ import PARTS as SIMULATION
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_the_modules_that_are_run_exist() -> None:
 
 
 def test_the_parts_that_are_named_exist() -> None:
-    parts = {"bench": BENCH.keys(), "evaluation": known().keys(), "simulation": SIMULATION.keys()}
+    parts = {"bench": BENCH.keys(), "evaluation": EVALUATION.keys(), "simulation": SIMULATION.keys()}
     named = [(program, part) for _, (program, found) in texts(PART) for part in found.replace("--part", "").split()]
     assert named
     assert [(program, part) for program, part in named if part not in parts[program]] == []
