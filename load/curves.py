@@ -1,17 +1,19 @@
-"""Curves of latency against throughput, of simulated and of measured systems, and their plots."""
+"""Curves of latency against throughput, of simulated and of measured systems: points, tables and plots."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from load.plots import Line, Panel
+from load.report import Table
 from load.trace import Answer, Request
 from load.workloads import poisson
 
-LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)  # shares of the most that a configuration can serve
-LEAST = 96  # requests of a trace
+LEAST, LEAST_TIMED = 96, 16  # requests of a trace that is simulated, and of one in real time
+Serve = Callable[[list[Request]], list[Answer]]  # a whole trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ class Curve:
         return self.points[-1].throughput
 
 
+def to_json(curves: Iterable[Curve]) -> list[dict[str, Any]]:
+    return [asdict(one) for one in curves]
+
+
+def from_json(curves: Iterable[dict[str, Any]]) -> list[Curve]:
+    return [Curve(one["label"], one["peak"], [Point(**point) for point in one["points"]]) for one in curves]
+
+
 def best_at(curves: Iterable[Curve], latency: float) -> tuple[float, str]:
     """The highest throughput (requests/s) that one of these configurations has at `latency`, and its label."""
     return max((curve.throughput_at(latency), curve.label) for curve in curves)
@@ -52,6 +62,11 @@ def request_throughput(answers: Sequence[Answer]) -> float:
     return len(answers) / (max(answer.times[-1] for answer in answers) - min(answer.arrived for answer in answers))
 
 
+def median_latency(answers: Sequence[Answer]) -> float:
+    """Seconds."""
+    return statistics.median(answer.latency for answer in answers)
+
+
 def median_normalized_latency(answers: Sequence[Answer]) -> float:
     """Seconds per token."""
     return statistics.median(answer.normalized_latency for answer in answers)
@@ -59,24 +74,41 @@ def median_normalized_latency(answers: Sequence[Answer]) -> float:
 
 def sweep(
     label: str,
-    requests: Sequence[Request],
-    serve: Callable[[list[Request]], list[Answer]],
-    latency: Callable[[list[Answer]], float],
-    loads: Sequence[float] = LOADS,
+    serve: Serve,
+    lengths: Callable[[int], list[Request]],
+    most: int,
+    loads: Sequence[float],
+    latency: Callable[[Sequence[Answer]], float] = median_normalized_latency,
+    seconds: float | None = None,
 ) -> Curve:
-    """The curve of a configuration: Poisson arrivals at growing rates, each trace about as long in time."""
-    peak = request_throughput(serve(list(requests)))
+    """The curve of a configuration: its peak with `most` requests there at once, then Poisson arrivals at shares of it,
+    for `seconds` each; without it, for about as long as the peak took."""
+    peak = request_throughput(serve(lengths(most)))
     points = []
     for load in loads:
-        answers = serve(poisson(requests[: max(LEAST, round(load * len(requests)))], load * peak))
+        count = max(LEAST_TIMED, round(load * peak * seconds)) if seconds else min(most, max(LEAST, round(load * most)))
+        answers = serve(poisson(lengths(count), load * peak))
         points.append(Point(request_throughput(answers), latency(answers)))
     return Curve(label, peak, points)
 
 
-def curves_panel(title: str, y_label: str, curves: list[Curve], unit: float, y_most: float, baseline: str) -> Panel:
+def table_of(curves: Sequence[Curve], loads: Sequence[float], unit: float, name: str) -> Table:
+    """A row for each curve: what it serves at most, and its points. Latencies, called `name`, are times `unit`."""
+    rows: Table = {}
+    for one in curves:
+        rows[one.label] = {"saturated, requests/s": one.peak}
+        for load, point in zip(loads, one.points, strict=True):
+            rows[one.label] |= {
+                f"at {load:.0%}, requests/s": point.throughput,
+                f"at {load:.0%}, {name}": unit * point.latency,
+            }
+    return rows
+
+
+def curves_panel(title: str, y_label: str, curves: Iterable[Curve], unit: float, baseline: str, **axes: Any) -> Panel:
     """Latencies times `unit` over throughput. Curves whose labels begin with `baseline` are dashed."""
     lines = []
     for curve in curves:
         x, y = [point.throughput for point in curve.points], [unit * point.latency for point in curve.points]
         lines.append(Line(curve.label, x, y, dashed=curve.label.startswith(baseline)))
-    return Panel(title, "throughput, requests/s", y_label, lines, y_most, log_x=True)
+    return Panel(title, "throughput, requests/s", y_label, lines, **axes)

@@ -1,28 +1,42 @@
-"""A trace in this process: the engine, the scheduler and its loop, without HTTP, Redis or Ray."""
+"""Systems in this process that answer requests: a pool's reference model, schedulers and their loops around engines.
+
+Around a real engine they run in real time, without HTTP, Redis and Ray; around one that only costs time, on virtual
+time (`load.simulation`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from load.recording import Recording
 from load.reference.pool import ReferencePool
 from load.trace import Answer, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalEngine, LocalSeat
-from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
+from services.messages import (
+    EngineFigures,
+    Exchange,
+    ExchangeReply,
+    Iteration,
+    IterationResult,
+    NewSequence,
+    Submission,
+)
 from services.metrics import Counters
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
-SEAT, GATEWAY = "bench/0", "bench"
+GATEWAY = "in process"
 LEASE = 60.0
-DAY = 86_400.0
+# nobody reads an ended request again
+NO_LIMITS = Limits(max_waiting=1 << 60, max_bytes=1 << 60, keep_ended=1.0)
 
 
 class Engine(Protocol):
@@ -34,6 +48,12 @@ class Engine(Protocol):
     def run(self, iteration: Iteration) -> IterationResult: ...
 
 
+class StartingEngine(Protocol):
+    """An engine as a loop sees it."""
+
+    def start(self, iteration: Iteration) -> Awaitable[IterationResult]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How requests are run."""
@@ -42,97 +62,115 @@ class Setup:
     scheduler: type[Scheduler] = Scheduler
 
 
-def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
-    """Run `requests` on `engine`; raises what the engine raises."""
-    return asyncio.run(_run(engine, requests, setup))
+class LocalPool(ReferencePool):
+    """A system that answers requests. A user gets a token when it is committed, as in the real pool."""
 
-
-async def _run(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
-    server = InProcess(engine, setup)
-    await server.start()
-    try:
-        return Run(await run_trace(server, requests))
-    finally:
-        await server.stop()
-
-
-class InProcess:
-    """A pool, a scheduler and its loop around an engine: a system that answers requests."""
-
-    def __init__(self, engine: Engine, setup: Setup) -> None:
-        self._clock = RealClock()
-        self._pool = ReferencePool(self._clock, Limits())
-        self._engine, self._setup = engine, setup
-        self._answers: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
-        self._number = 0
-
-    async def start(self) -> None:
-        """Start to serve; the trace begins."""
-        epoch = (await self._pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
-        await self._pool.heartbeat(GATEWAY, 1, {}, ttl=DAY)
-        engine, setup = self._engine, self._setup
-        engine.reset(epoch)
-        self._local = LocalEngine(engine)
-        self._loop = EngineLoop(
-            self._pool,
-            setup.scheduler(epoch=epoch, figures=engine.figures, knobs=setup.knobs),
-            self._local,
-            self._clock,
-            LocalSeat(SEAT, epoch),
-            LEASE,
-            engine.figures,
-            Counters(),
-            _Patience(),
-        )
+    def __init__(self) -> None:
+        super().__init__(RealClock(), NO_LIMITS)
+        self.answers: list[Answer] = []  # in order of submission, also those that have not ended
+        self._open: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
         self._began = self._clock.now()
-        self._serving = asyncio.create_task(self._loop.run())
-        self._serving.add_done_callback(self._fail_all)
-        self._reading = asyncio.create_task(self._read())
-
-    async def stop(self) -> None:
-        self._loop.stop()
-        try:
-            await self._serving
-        finally:
-            self._reading.cancel()
-            self._local.close()
 
     def now(self) -> float:
         return self._clock.now() - self._began
 
     async def ask(self, request: Request) -> Answer:
-        id, ended = f"{self._number:06}", asyncio.get_running_loop().create_future()
-        self._number += 1
-        answer = Answer(request, self.now())
-        self._answers[f"{id}/0"] = answer, ended
+        """Raises RuntimeError if the request ends with an error, and what its loop raised."""
+        answer, ended = Answer(request, self.now()), asyncio.get_running_loop().create_future()
+        id = f"{len(self.answers):07}"
+        self.answers.append(answer)
+        self._open[f"{id}/0"] = answer, ended
         sampling = SamplingParams(request.max_new_tokens, temperature=0.0, ignore_eos=True)
         sequence = NewSequence(f"{id}/0", request.prompt, sampling)
-        reply = await self._pool.submit(Submission(id, GATEWAY, [sequence]))
-        assert reply.refused is None, f"the pool is full: {reply.refused}"
+        reply = await self.submit(Submission(id, GATEWAY, [sequence], background=True))
+        assert reply.refused is None, f"{reply.refused = }"
+        await self.unregister(GATEWAY)  # no gateway reads events: `exchange` sees the commits as they come in
         await ended
         return answer
 
-    async def _read(self) -> None:
-        cursor = "0"
-        while True:
-            cursor, events = await self._pool.read_events(GATEWAY, cursor, timeout=10.0)
-            now = self.now()
-            for event in events:
-                answer, ended = self._answers[event.id]
-                if event.token is not None:
-                    answer.tokens.append(event.token)
-                    answer.times.append(now)
-                elif event.end and event.end.error:
-                    ended.set_exception(RuntimeError(f"{event.id}: {event.end.error}"))
-                else:
+    async def exchange(self, exchange: Exchange) -> ExchangeReply:
+        reply = await super().exchange(exchange)
+        assert not reply.foreign, f"{reply.foreign = }"
+        assert not reply.have, f"{reply.have = }"
+        now = self.now()
+        for commit in exchange.commits:
+            answer, ended = self._open[commit.id]
+            answer.tokens += commit.tokens
+            answer.times += [now] * len(commit.tokens)
+            if commit.end:
+                del self._open[commit.id]
+                if commit.end.error and not ended.done():
+                    ended.set_exception(RuntimeError(f"{commit.id}: {commit.end.error}"))
+                elif not ended.done():
                     ended.set_result(None)
+        return reply
 
-    def _fail_all(self, serving: asyncio.Task[None]) -> None:
-        """The loop has ended: raise its error in every `ask` that still waits."""
+    def fail(self, serving: asyncio.Task[None]) -> None:
+        """A loop has ended: raise its error in every `ask` that still waits."""
         if not serving.cancelled() and (error := serving.exception()):
-            for _, ended in self._answers.values():
+            for _, ended in self._open.values():
                 if not ended.done():
                     ended.set_exception(error)
+
+
+class Served:
+    """Schedulers and loops for `engines` on one pool, within `async with`; its end waits for all requests.
+
+    `begin` is called with each epoch; `recording` notes the iterations.
+    """
+
+    def __init__(
+        self,
+        pool: LocalPool,
+        engines: Sequence[StartingEngine],
+        figures: EngineFigures,
+        setup: Setup,
+        cost: Callable[[], IterationCost] = IterationCost,
+        begin: Callable[[str], None] = lambda epoch: None,
+        recording: Recording | None = None,
+    ) -> None:
+        self._pool, self._engines, self._figures, self._setup = pool, engines, figures, setup
+        self._cost, self._begin, self._recording = cost, begin, recording
+        self._loops: list[EngineLoop] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Served:
+        for index, engine in enumerate(self._engines):
+            self._loops.append(await self._loop(f"simulation/{index}", engine))
+        self._tasks = [asyncio.create_task(loop.run()) for loop in self._loops]
+        for task in self._tasks:
+            task.add_done_callback(self._pool.fail)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for loop in self._loops:
+            loop.stop()
+        await asyncio.gather(*self._tasks)
+
+    async def _loop(self, name: str, engine: StartingEngine) -> EngineLoop:
+        epoch = (await self._pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
+        self._begin(epoch)
+        clock, figures = RealClock(), self._figures
+        scheduler = self._setup.scheduler(epoch=epoch, figures=figures, knobs=self._setup.knobs, now=clock.now)
+        observers = [self._recording.recorder(name, epoch, scheduler)] if self._recording else []
+        seat, counters = LocalSeat(name, epoch), Counters()
+        return EngineLoop(
+            self._pool, scheduler, engine, clock, seat, LEASE, figures, counters, self._cost(), observers=observers
+        )
+
+
+def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
+    """Run `requests` on `engine` in real time; raises what the engine raises."""
+    return asyncio.run(_run(engine, requests, setup))
+
+
+async def _run(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
+    pool, local = LocalPool(), LocalEngine(engine)
+    try:
+        async with Served(pool, [local], engine.figures, setup, _Patience, engine.reset):
+            return Run(await run_trace(pool, requests))
+    finally:
+        local.close()
 
 
 class _Patience(IterationCost):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from load.trace import Answer, Request, Run, run_trace
+from services.client.resuming import PATIENCE
 from services.client.sse import Event, StreamedAnswer
 from services.client.streaming import follow, open_session
 
@@ -26,10 +27,11 @@ async def run_over_http(url: str, requests: Sequence[Request], reuse: bool = Tru
 class OverHttp:
     """A server as the system that answers requests; the trace begins when this is created.
 
-    An event with text but without ids counts as one token, as llama.cpp's server sends them."""
+    An event with text but without ids counts as one token, as llama.cpp's server sends them. With `resume` a stream
+    that breaks or is postponed goes on."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, resume: bool = True) -> None:
+        self._session, self._patience = session, PATIENCE if resume else -1.0
         self._began = time.perf_counter()
 
     def now(self) -> float:
@@ -49,7 +51,7 @@ class OverHttp:
                 text = choice.text
 
         sent = request.http()
-        await follow(self._session, sent.path, sent.body, streamed, on_event)
+        await follow(self._session, sent.path, sent.body, streamed, on_event, patience=self._patience)
         streamed.check(usage=False)
         answer.chunks = streamed.chunks
         if NO_ID in answer.tokens:  # tokens without a text of their own came with the last event at the latest

@@ -1,15 +1,12 @@
-"""The processes of a server, as /proc describes them: their kinds, their processor time, when they began (Linux)."""
+"""The processes of a server: their kinds and their processor time."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+import psutil
+
 OTHER = "Ray and others"
-CLIENT = "client"
 KINDS = {  # a kind of process, and parts of the titles that identify it; the first that matches counts
     "gateways": ("orca:gateway",),
     "schedulers": ("orca:scheduler",),
@@ -27,37 +24,29 @@ def kind_of(title: str) -> str:
 def title_of(pid: int) -> str:
     """The command line of a process; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except OSError:
+        return " ".join(psutil.Process(pid).cmdline()).strip()
+    except psutil.Error:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What /proc/PID/stat says of a process or a thread. Times are seconds, `began` since the machine's start."""
-
-    name: str
-    parent: int
-    processor: float  # user and system
-    began: float
-
-
-def parse_stat(text: str) -> Stat:
-    """The name may hold spaces and parentheses."""
-    head, _, tail = text.rpartition(")")
-    fields = tail.split()
-    processor = (int(fields[11]) + int(fields[12])) / TICKS
-    return Stat(head.partition("(")[2], int(fields[1]), processor, int(fields[19]) / TICKS)
-
-
-def stat_of(pid: int) -> Stat | None:
-    """None if the process has ended."""
-    return _read(Path(f"/proc/{pid}/stat"))
+def descendants(root: int) -> list[int]:
+    """The processes below `root`."""
+    try:
+        return [child.pid for child in psutil.Process(root).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def processor_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Processor seconds of the living ones of these processes so far."""
-    return {pid: stat.processor for pid in pids if (stat := stat_of(pid))}
+    """Processor seconds (user and system) of the living ones of these processes so far."""
+    found = {}
+    for pid in pids:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            continue
+        found[pid] = float(times.user + times.system)
+    return found
 
 
 def by_kind(before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, float]:
@@ -70,35 +59,7 @@ def by_kind(before: Mapping[int, float], after: Mapping[int, float]) -> dict[str
 
 def busy_seconds() -> float:
     """Processor seconds of the whole machine so far, with those that its host took for others."""
-    return parse_busy(Path("/proc/stat").read_text())
-
-
-def parse_busy(text: str) -> float:
-    """All of the first line of /proc/stat but the times of idleness and of waiting for disks."""
-    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, text.split("\n", 1)[0].split()[1:9])
-    return (user + nice + system + interrupts + soft + stolen) / TICKS
-
-
-def all_processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-
-
-def descendants(root: int) -> list[int]:
-    """The processes below `root`."""
-    children: dict[int, list[int]] = {}
-    for pid in all_processes():
-        if stat := stat_of(pid):
-            children.setdefault(stat.parent, []).append(pid)
-    found, queue = [], [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
-
-
-def _read(file: Path) -> Stat | None:
-    try:
-        return parse_stat(file.read_text(errors="replace"))
-    except OSError:
-        return None
+    now = psutil.cpu_times()
+    return float(
+        sum(now) - now.idle - getattr(now, "iowait", 0.0) - getattr(now, "guest", 0.0) - getattr(now, "guest_nice", 0.0)
+    )

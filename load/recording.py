@@ -15,10 +15,12 @@ import orjson
 from load.trace import Request
 from load.workloads import poisson, sized
 from services.live.recorder import ObservedScheduler, Recorder
+from services.scheduling import RequestLevelScheduler, Scheduler
 from services.settings.settings import DEFAULT_TENANT
 
 INTERVAL = 0.1  # seconds between two events of an engine
-POLICIES = ("request", "iteration")  # as in `--policy`, each with a file `POLICY_level.jsonl`
+# by `--policy`, each with a file `POLICY_level.jsonl`
+SCHEDULERS: dict[str, type[Scheduler]] = {"request": RequestLevelScheduler, "iteration": Scheduler}
 BATCH = 8  # requests in a batch of `example`
 OUTPUTS = (6, 14, 90, 9, 30, 4, 60, 20)  # tokens of its requests, in turn
 PROMPTS = (40, 200, 64, 90, 400, 32, 120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 
 Table = dict[str, dict[str, float]]  # the value by row and column
@@ -55,6 +56,5 @@ def _processor() -> str:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The quantile `q` of `values`: one of them, the larger one where `q` falls between two."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+    """The smallest of `values` that the share `q` of them does not exceed."""
+    return sorted(values)[max(0, ceil(q * len(values)) - 1)]

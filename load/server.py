@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.cluster.environment import LAST_PORT, RAY_FOLDER
 from actors.cluster.processes import end_processes_of, processes_of
-from load.processes import all_processes, descendants, processor_seconds, title_of
+from load.processes import descendants, processor_seconds, title_of
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 
@@ -141,7 +142,7 @@ class OrcaServer:
 
     def pool_server(self) -> list[int]:
         """Process ids of the pool's server on its data folder, whichever process started it."""
-        return [pid for pid in all_processes() if _is_server_in(self.pool_dir, Path(f"/proc/{pid}"))]
+        return [pid for pid in psutil.pids() if _is_server_in(self.pool_dir, Path(f"/proc/{pid}"))]
 
     def kill_all(self) -> None:
         """Send SIGKILL to all its processes at once: itself, its cluster, the pool's server."""
@@ -155,7 +156,7 @@ class OrcaServer:
 
     def processor_seconds(self) -> dict[int, float]:
         """Processor seconds of its living processes so far, itself included, by their ids."""
-        return processor_seconds([self.process.pid, *self.descendants()])
+        return processor_seconds([self.process.pid, *descendants(self.process.pid)])
 
     def pids(self, title: str) -> list[int]:
         """Process ids below this server whose title starts with `title`."""

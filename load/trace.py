@@ -105,6 +105,15 @@ async def run_trace(system: System, requests: Sequence[Request]) -> list[Answer]
     return await asyncio.gather(*map(ask, requests))
 
 
+def since_due(answers: Sequence[Answer]) -> list[Answer]:
+    """Whole answers whose latencies count from when the requests were due, not from when they were sent."""
+    for answer in answers:
+        expected = answer.request.max_new_tokens
+        assert len(answer.tokens) == expected, f"{len(answer.tokens)} tokens of {expected}"
+        answer.arrived = answer.request.at
+    return list(answers)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A whole trace, answers in the order of its requests."""

@@ -33,6 +33,11 @@ def sized(prompt: int, output: int) -> Request:
     return Request([FILLER] * prompt, output)
 
 
+def alike(prompt: int, output: int, n: int) -> list[Request]:
+    """Requests that all have these numbers of tokens."""
+    return [sized(prompt, output)] * n
+
+
 def single() -> list[Request]:
     """One lone request, 128 tokens in and 128 out."""
     return [sized(128, 128)]
@@ -60,6 +65,11 @@ def any_prompt(length: int, seed: int) -> list[int]:
     """Token ids that share no prefix with those of another seed, for any vocabulary of at least 300 entries."""
     draw = random.Random(seed).randint
     return [draw(10, 250) for _ in range(length)]
+
+
+def prompted(trace: Sequence[Request]) -> list[Request]:
+    """The trace with prompts of the same lengths that share no prefix."""
+    return [replace(request, prompt=any_prompt(len(request.prompt), seed)) for seed, request in enumerate(trace)]
 
 
 QUESTIONS = (

@@ -29,8 +29,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start a server come first, as they take longest."""
-    items.sort(key=lambda item: "cluster" not in item.keywords)
+    """Tests that start a server come first, as they take longest; then files that take long, so that no process is left
+    alone with one at the end."""
+    items.sort(key=lambda item: ("cluster" not in item.keywords, "long" not in item.keywords))
 
 
 @pytest.hookimpl(tryfirst=True)

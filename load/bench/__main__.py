@@ -25,18 +25,16 @@ from typing import Any
 
 import torch
 
+from load.arguments import add_options, chosen, parser_of
 from load.bench import phases
 from load.bench.bench import Bench, Budget, PartResult
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
-from load.bench.sampling import measure_sampling, sampling_table
-from load.bench.shapes import DEFAULT_PLAN, SHAPES
-from load.bench.shares import measure_shares, shares_table
+from load.bench.sampling import sampler
+from load.bench.shapes import SHAPES
 from load.bench.timing import FULL, Scale
-from load.options import KV_CACHE_DTYPES, add_model, add_numerics
-from load.options import parser as part_parser
+from load.options import Options
 from load.report import machine, table
-from services.engine.settings import EngineSettings
 
 LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
@@ -72,17 +70,6 @@ def outliving(bench: Bench) -> PartResult:
     )
 
 
-def sampler(bench: Bench) -> PartResult:
-    found = list(measure_sampling(bench.engine, bench.device, bench.scale))
-    return PartResult(sampling_table(found), [asdict(one) for one in found])
-
-
-def shares(bench: Bench) -> PartResult:
-    """The shares of the largest batch with the first context."""
-    found = measure_shares(bench.engine, bench.plan.batches[-1], bench.context(bench.plan.contexts[0]))
-    return PartResult(shares_table(found), asdict(found))
-
-
 def alone(part: str) -> Callable[[Bench], PartResult]:
     """A part of `kernels`, which imports Triton. Not every machine has it."""
 
@@ -110,22 +97,20 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
-    "shares": (shares, "where the time of an increment iteration goes; only if named"),
 }
 OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler")
-# torch's profiler stays in the process and slows down kernels that are launched one by one afterwards
-OF_A_GPU = tuple(part for part in PARTS if part != "shares")
 
 
 def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     """The exit status: 1 if a part has failed. The other parts run nevertheless."""
     about = {name: what for name, (_, what) in PARTS.items()}
-    parser = part_parser("load.bench", __doc__ or "", about)
+    parser = parser_of("load.bench", __doc__ or "", about)
     parser.add_argument("--shape", choices=SHAPES, help="random weights in this shape, in place of --model")
-    add_model(parser)
-    add_numerics(parser)
+    add_options(parser, Options)
     parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=["auto", "float32", "bfloat16", "int8_per_token_head"]
+    )
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--batch-invariant", action="store_true", help="as in `orca serve`")
     parser.add_argument("--minutes", type=float, default=30.0, help="no measurement begins after this time")
@@ -134,19 +119,17 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
         "--results", type=Path, metavar="FOLDER", help="write DATE-DEVICE-MODEL.json and .md there, after each part"
     )
     given = parser.parse_args(arguments)
-    plan = SHAPES[given.shape] if given.shape else DEFAULT_PLAN
-    settings = EngineSettings(
-        given.device,
-        given.dtype,
-        given.weights,
-        given.kv_cache_dtype,
+    bench = Bench(
+        given.shape,
+        Options(**chosen(Options, given)),
+        Budget(60 * given.minutes),
+        scale,
+        weights=given.weights,
+        kv_cache_dtype=given.kv_cache_dtype,
         fast_path=not given.stock,
         batch_invariant=given.batch_invariant,
-        max_model_len=plan.max_model_len,
-        cache_dir=given.cache_dir,
     )
-    bench = Bench(given.shape, given.model, plan, settings, Budget(60 * given.minutes), scale)
-    parts, limit = (OF_A_GPU, LIMIT) if bench.device.type == "cuda" else (OF_A_CPU, inf)
+    parts, limit = (tuple(PARTS), LIMIT) if bench.device.type == "cuda" else (OF_A_CPU, inf)
     return run(bench, given.part or parts, given.limit or limit, given.results)
 
 
@@ -159,7 +142,6 @@ def run(bench: Bench, parts: Sequence[str], limit: float, to: Path | None) -> in
     print(described, flush=True)
     found: dict[str, Any] = {"machine": described, "model": bench.name, "parts": {}, "failed": {}}
     texts = [f"# {described}"]
-    name = f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
     for part in parts:
         began = time.perf_counter()
         try:
@@ -167,21 +149,20 @@ def run(bench: Bench, parts: Sequence[str], limit: float, to: Path | None) -> in
                 raise TimeoutError("the time is spent")
             with _limit(min(limit, bench.budget.left + GRACE)):
                 of_part = PARTS[part][0](bench)
+            text, found["parts"][part] = of_part.text, of_part.data
         except Exception as error:  # other parts must run
             traceback.print_exc()
             found["failed"][part] = f"{type(error).__name__}: {error}"
             text = f"Failed: {found['failed'][part]}"
-        else:
-            found["parts"][part] = of_part.data
-            text = of_part.text
         spent = f"{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left"
         texts.append(f"## {bench.name}: {part}\n\n{text}\n\n{spent}")
         print(f"\n{texts[-1]}", flush=True)
         found["engine"] = bench.loaded
         if to:
             to.mkdir(parents=True, exist_ok=True)
-            (to / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            (to / f"{name}.md").write_text("\n\n".join(texts) + "\n")
+            file = to / f"{date.today()}-{bench.device_name.replace(' ', '-')}-{bench.name}"
+            file.with_name(f"{file.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            file.with_name(f"{file.name}.md").write_text("\n\n".join(texts) + "\n")
     return 1 if found["failed"] else 0
 
 

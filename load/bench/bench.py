@@ -15,12 +15,11 @@ import torch
 
 from load.bench.floor import ModelShape
 from load.bench.rates import MachineRates, measure_rates
-from load.bench.shapes import Plan
+from load.bench.shapes import DEFAULT_PLAN, SHAPES
 from load.bench.timing import FULL, Scale
 from load.options import Options, load_as_served, model_folder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
-from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 from services.engine.weights.random_tensors import RandomTensors
 
@@ -56,18 +55,20 @@ class PartResult:
 class Bench:
     """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
 
-    `shape` names one with random weights; without it, `model` is as in `orca serve --model`.
+    `shape` names one with random weights; without it, the model of `options` is measured. `settings`: further ones of
+    the engine.
     """
 
     def __init__(
-        self, shape: str | None, model: str, plan: Plan, settings: EngineSettings, budget: Budget, scale: Scale = FULL
+        self, shape: str | None, options: Options, budget: Budget, scale: Scale = FULL, **settings: Any
     ) -> None:
-        self.scale, self.plan, self.budget = scale, plan, budget
-        self.device = devices.choose_device(settings)
-        self.dtype = devices.choose_dtype(settings, self.device)
-        self._random = shape is not None
-        self._settings = replace(settings, kv_memory_fraction=CUDA_KV) if self._on_cuda else settings
-        self._folder = None if self._random else model_folder(Options(model, cache_dir=settings.cache_dir))
+        self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
+        self._settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
+        self.device = devices.choose_device(self._settings)
+        self.dtype = devices.choose_dtype(self._settings, self.device)
+        if self._on_cuda:
+            self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
+        self._folder = None if shape else model_folder(options)
         self.name = shape or (self._folder.name if self._folder else "")
         self._engine: Engine | None = None
 

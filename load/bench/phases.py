@@ -14,7 +14,7 @@ from load.bench.floor import KINDS, Floor, floor
 from load.in_process import Setup, run_in_process
 from load.report import table
 from load.trace import Request
-from load.workloads import any_prompt, sized
+from load.workloads import alike, any_prompt
 from load.workloads import single as lone
 from services.scheduling import Knobs
 
@@ -39,6 +39,11 @@ class Measured:
     def share(self) -> float:
         return self.floor.seconds / self.seconds
 
+    @property
+    def each(self) -> float:
+        """Seconds of an iteration."""
+        return self.seconds / self.iterations
+
     def json(self) -> dict[str, Any]:
         """The result as plain lists and dicts, with the floor in seconds and the share."""
         return {**asdict(self), "floor_seconds": self.floor.seconds, "share": self.share}
@@ -56,30 +61,40 @@ def paper(bench: Bench) -> PartResult:
 
 def loop(bench: Bench) -> PartResult:
     """Equal requests, so that nearly all iterations are increments of all of them."""
-    return _found(bench, _traced(bench, "loop", [sized(*LOOP)] * MAX_BATCH_SIZE, MAX_BATCH_SIZE))
+    return _found(bench, _traced(bench, "loop", alike(*LOOP, MAX_BATCH_SIZE), MAX_BATCH_SIZE))
 
 
 def increments(bench: Bench) -> PartResult:
     """Increment iterations of all contexts and batches that fit."""
-    return _found(bench, _increments(bench))
+    batches, plan = Batches(bench.engine), bench.plan
+    each = ((batch, context) for context in map(bench.context, plan.contexts) for batch in plan.batches)
+    fit = ((batch, context) for batch, context in each if batches.fits(batch, context + bench.scale.steps))
+    return _found(bench, (_increment(bench, batches, *one) for one in fit))
 
 
 def initiations(bench: Bench) -> PartResult:
     """Initiation iterations of all totals, in prompts as long as each context."""
-    return _found(bench, _initiations(bench))
+    batches, plan = Batches(bench.engine), bench.plan
+    each = ((n // length, length) for length in map(bench.context, plan.contexts) for n in plan.initiations)
+    fit = ((prompts, length) for prompts, length in each if prompts and batches.fits(prompts, length))
+    return _found(bench, (_initiation(bench, batches, *one) for one in fit))
 
 
 def mixed(bench: Bench) -> PartResult:
     """Increments of each context together with prompts as long as the first, and both run apart."""
-    found = []
-    for one in _mixed(bench):
-        found.append(one)
-        if bench.budget.spent:
-            break
-    rows = []
-    for one in found:
-        times = [f"{one[kind] * 1e3:,.2f}" for kind in ("mixed", "increments", "initiations")]
-        rows.append([one["name"], *times, f"{one['ratio']:.2f}", MIXED_GOAL, _reached(one["ratio"] <= MIXED_GOAL)])
+    batches, plan, steps = Batches(bench.engine), bench.plan, bench.scale.steps
+    length, found, rows = bench.context(plan.contexts[0]), [], []
+    for context, (batch, prompts) in ((bench.context(context), one) for context in plan.contexts for one in plan.mixed):
+        if bench.budget.spent or not batches.fits_mixed(batch, context + steps, prompts, length):
+            continue
+        name = f"{batch} increments at {context}, {prompts} x {length} tokens"
+        both = _alike(bench, name, batches.mixed(batch, context, prompts, length, steps)[1:])
+        one, other = _increment(bench, batches, batch, context), _initiation(bench, batches, prompts, length)
+        times = {"mixed": both.each, "increments": one.each, "initiations": other.each}
+        ratio = both.each / (one.each + other.each)
+        found.append({"name": name, **times, "ratio": ratio, "goal": MIXED_GOAL})
+        cells = [f"{seconds * 1e3:,.2f}" for seconds in times.values()]
+        rows.append([name, *cells, f"{ratio:.2f}", MIXED_GOAL, _reached(ratio <= MIXED_GOAL)])
     head = ["iteration", "mixed, ms", "increments alone, ms", "initiations alone, ms", "ratio", "goal", "reached"]
     return PartResult(_with_note(bench, table(head, rows)), found)
 
@@ -91,22 +106,20 @@ def graphs(bench: Bench) -> PartResult:
     if captured is None:
         return PartResult(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
     batches, context = Batches(bench.engine), bench.context(bench.plan.contexts[0])
-    found = []
+    found, rows = [], []
     for batch in bench.plan.batches:
         if bench.budget.spent or not batches.fits(batch, context + bench.scale.steps):
             continue
-        replayed = _increment(bench, batches, batch, context)
+        replayed = _increment(bench, batches, batch, context).each
         decoder.graphs = None
         try:
-            launched = _increment(bench, batches, batch, context)
+            launched = _increment(bench, batches, batch, context).each
         finally:
             decoder.graphs = captured
-        times = {name: one.seconds / one.iterations for name, one in (("graph", replayed), ("launched", launched))}
-        found.append({"batch": batch, "context": context, **times})
-    rows = []
-    for one in found:
-        milliseconds = [f"{one[name] * 1e3:,.2f}" for name in ("graph", "launched")]
-        rows.append([f"batch {one['batch']}", *milliseconds, f"{one['launched'] / one['graph']:.2f}"])
+        found.append({"batch": batch, "context": context, "graph": replayed, "launched": launched})
+        rows.append(
+            [f"batch {batch}", f"{replayed * 1e3:,.2f}", f"{launched * 1e3:,.2f}", f"{launched / replayed:.2f}"]
+        )
     head = [f"increment, context {context}", "as a graph, ms", "kernel by kernel, ms", "ratio"]
     return PartResult(_with_note(bench, table(head, rows)), found)
 
@@ -130,9 +143,9 @@ def _traced(bench: Bench, name: str, requests: Sequence[Request], max_batch_size
             "share inside the engine": sum(one.seconds for one in recording.ran) / seconds,
         },
     )
-    alike = [one for one in recording.ran if one.is_increment and len(one.spans) == max_batch_size]
-    if alike:
-        yield _alike(bench, f"{name}: increment at batch {max_batch_size}", alike)
+    same = [one for one in recording.ran if one.is_increment and len(one.spans) == max_batch_size]
+    if same:
+        yield _alike(bench, f"{name}: increment at batch {max_batch_size}", same)
 
 
 def _alike(bench: Bench, name: str, ran: Sequence[TimedIteration], goal: float | None = None) -> Measured:
@@ -150,9 +163,8 @@ def _alike(bench: Bench, name: str, ran: Sequence[TimedIteration], goal: float |
 
 def _increment(bench: Bench, batches: Batches, batch: int, context: int) -> Measured:
     """Iterations of `batch` requests; the first iteration is not counted."""
-    goal = None if batch in bench.plan.no_goal else bench.plan.increment_goal
     ran = batches.mixed(batch, context, 0, 0, bench.scale.steps)
-    return _alike(bench, f"increment, batch {batch}, context {context}", ran[1:], goal)
+    return _alike(bench, f"increment, batch {batch}, context {context}", ran[1:], bench.plan.increment_goal)
 
 
 def _initiation(bench: Bench, batches: Batches, prompts: int, length: int) -> Measured:
@@ -161,56 +173,20 @@ def _initiation(bench: Bench, batches: Batches, prompts: int, length: int) -> Me
     return _alike(bench, f"initiation, {prompts} x {length} tokens", ran[1:], bench.plan.initiation_goal)
 
 
-def _increments(bench: Bench) -> Iterator[Measured]:
-    batches = Batches(bench.engine)
-    for context in map(bench.context, bench.plan.contexts):
-        for batch in bench.plan.batches:
-            if batches.fits(batch, context + bench.scale.steps):
-                yield _increment(bench, batches, batch, context)
-
-
-def _initiations(bench: Bench) -> Iterator[Measured]:
-    batches = Batches(bench.engine)
-    for length in map(bench.context, bench.plan.contexts):
-        for tokens in bench.plan.initiations:
-            if tokens >= length and batches.fits(tokens // length, length):
-                yield _initiation(bench, batches, tokens // length, length)
-
-
-def _mixed(bench: Bench) -> Iterator[dict[str, Any]]:
-    """The median seconds of an iteration of each kind."""
-    batches, plan = Batches(bench.engine), bench.plan
-    length = bench.context(plan.contexts[0])
-    for context in map(bench.context, plan.contexts):
-        for batch, prompts in plan.mixed:
-            if not batches.fits_mixed(batch, context + bench.scale.steps, prompts, length):
-                continue
-            name = f"{batch} increments at {context}, {prompts} x {length} tokens"
-            ran = batches.mixed(batch, context, prompts, length, bench.scale.steps)[1:]
-            apart = _increment(bench, batches, batch, context), _initiation(bench, batches, prompts, length)
-            both, *alone = (one.seconds / one.iterations for one in (_alike(bench, name, ran), *apart))
-            times = dict(zip(("mixed", "increments", "initiations"), (both, *alone), strict=True))
-            yield {"name": name, **times, "ratio": both / sum(alone), "goal": MIXED_GOAL}
-
-
 def _found(bench: Bench, measured: Iterator[Measured]) -> PartResult:
     """Milliseconds of an iteration in the mean, the parts of its floor, and the further figures of each phase."""
-    found = []
+    found, rows, notes = [], [], []
     for one in measured:
         found.append(one)
-        if bench.budget.spent:
-            break
-    rows = []
-    for one in found:
         cells = [one.floor.seconds, one.seconds, *(one.floor.by_kind[kind] for kind in KINDS)]
         lowest, taken, *kinds = (f"{cell / one.iterations * 1e3:,.2f}" for cell in cells)
         goal = ["", ""] if one.goal is None else [f"{one.goal:.0%}", _reached(one.share >= one.goal)]
         rows.append([one.name, one.iterations, lowest, taken, f"{one.share:.0%}", *goal, *kinds])
+        notes.append(f"- {one.name}: " + ", ".join(f"{what} {value:,.2f}" for what, value in one.figures.items()))
+        if bench.budget.spent:
+            break
     head = ["phase", "iterations", "floor, ms", "time, ms", "share of the floor's rate", "goal", "reached"]
     text = table([*head, *(f"floor of {kind}, ms" for kind in KINDS)], rows)
-    notes = [
-        f"- {one.name}: " + ", ".join(f"{what} {value:,.2f}" for what, value in one.figures.items()) for one in found
-    ]
     return PartResult(_with_note(bench, "\n".join([text, "", *notes])), [one.json() for one in found])
 
 

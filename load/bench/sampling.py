@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from load.bench.batches import Batches
-from load.bench.timing import FULL, Scale, seconds_of
+from load.bench.bench import Bench, PartResult
+from load.bench.timing import seconds_of
 from load.report import table
 from services.engine.batch.request_state import RequestState
-from services.engine.engine import Engine
 from services.requests import SamplingParams
 
 CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
@@ -34,47 +32,32 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Seconds of a call of the sampler for `batch` requests, and of an increment iteration of the same number; None
-    where they do not fit."""
-
-    kind: str
-    batch: int
-    vocab: int
-    seconds: float
-    iteration: float | None
-
-
-def measure_sampling(engine: Engine, device: torch.device, scale: Scale = FULL) -> Iterator[Sampling]:
-    """Each kind of settings for all requests, then a mix of them. The iterations are greedy."""
-    vocab = engine.figures.vocab_size
-    for batch in scale.sampler_batches:
-        iteration = _iteration(engine, batch)
-        logits = _logits(batch, vocab).to(device)  # float32, as on the fast path
-        alone = {kind: [one] for kind, one in KINDS.items()}
-        for kind, several in {**alone, "a mix": list(KINDS.values())}.items():
+def sampler(bench: Bench) -> PartResult:
+    """The time of a call of the sampler for so many requests with each kind of settings, then with a mix of them, and
+    its share in an increment iteration; there is none where the batch does not fit."""
+    found: list[dict[str, Any]] = []
+    vocab = bench.engine.figures.vocab_size
+    mix = {kind: [one] for kind, one in KINDS.items()} | {"a mix": list(KINDS.values())}
+    for batch in bench.scale.sampler_batches:
+        iteration = _iteration(bench, batch)
+        logits = _logits(batch, vocab).to(bench.device)  # float32, as on the fast path
+        for kind, several in mix.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                seconds = seconds_of([partial(engine.sampler.sample, logits, rows)], device, scale)
-            yield Sampling(kind, batch, vocab, seconds, iteration)
+                call = partial(bench.engine.sampler.sample, logits, rows)
+                seconds = seconds_of([call], bench.device, bench.scale)
+            found.append({"kind": kind, "batch": batch, "seconds": seconds, "iteration": iteration})
+    rows_of_table = []
+    for one in found:
+        taken, whole = one["seconds"], one["iteration"]
+        beside = [f"{whole * 1e3:,.1f}", f"{taken / whole:.1%}"] if whole else ["does not fit", ""]
+        rows_of_table.append([one["kind"], one["batch"], f"{taken * 1e3:,.2f}", *beside])
+    return PartResult(table(["settings", "requests", "sampler, ms", "iteration, ms", "share"], rows_of_table), found)
 
 
-def sampling_table(measured: list[Sampling]) -> str:
-    """A markdown table. Each row has the time in which the sampler draws a token for each of so many requests with such
-    settings, and the share of this time in an iteration of the model, which is empty where the batch does not fit."""
-    rows = []
-    for one in measured:
-        beside = ["does not fit", ""]
-        if one.iteration is not None:
-            beside = [f"{one.iteration * 1e3:,.1f}", f"{one.seconds / one.iteration:.1%}"]
-        rows.append([one.kind, one.batch, f"{one.seconds * 1e3:,.2f}", *beside])
-    return table(["settings", "requests", "sampler, ms", "iteration, ms", "share"], rows)
-
-
-def _iteration(engine: Engine, batch: int) -> float | None:
+def _iteration(bench: Bench, batch: int) -> float | None:
     """Median seconds of an increment iteration."""
-    batches, block = Batches(engine), engine.figures.block_size
+    batches, block = Batches(bench.engine), bench.engine.figures.block_size
     context = CONTEXT // block * block
     if not batches.fits(batch, context + STEPS):
         return None

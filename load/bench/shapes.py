@@ -13,10 +13,9 @@ class Plan:
     """The iterations at which a model is measured, if they fit; and the config of a shape.
 
     `initiations`: all tokens of an iteration, in prompts as long as each context. `mixed`: increments, and prompts
-    beside them. Goals are shares of the floor's rate; None: there is none. `no_goal`: batches of increments without.
+    beside them. Goals are shares of the floor's rate; None: there is none.
     """
 
-    family: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     contexts: tuple[int, ...] = (512,)
     batches: tuple[int, ...] = (1, 8, 32)
@@ -25,41 +24,26 @@ class Plan:
     max_model_len: int = 0
     increment_goal: float | None = None
     initiation_goal: float | None = None
-    no_goal: frozenset[int] = field(default_factory=frozenset)
 
     def config(self) -> Any:
-        """transformers' config."""
-        return AutoConfig.for_model(self.family, **self.fields)
+        """transformers' config of a Llama."""
+        return AutoConfig.for_model("llama", **self.fields)
 
 
 DEFAULT_PLAN = Plan()  # of a model that is no shape
-GPU = Plan(initiations=(2048, 8192), mixed=((32, 1), (128, 4)), increment_goal=0.8, initiation_goal=0.65)
 
-# Table 1 of the paper; GPT-3's vocabulary and lengths of 2,048 (section 6, Models)
-GPT_13B = replace(
-    GPU,
-    family="gpt2",
-    fields={"n_layer": 40, "n_embd": 5120, "n_head": 40, "n_positions": 2048, "vocab_size": 50_257},
-    batches=(1, 8, 32, 128),
-    max_model_len=2048,
-)
-
-LLAMA = {
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-}
 # the shape of Llama-3.2-1B with a smaller vocabulary, 1.07 billion weights
 LLAMA_1B = Plan(
-    "llama",
     {
-        **LLAMA,
         "hidden_size": 2048,
         "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
         "intermediate_size": 8192,
         "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
         "tie_word_embeddings": True,
     },
     batches=(1, 2, 4, 8, 32),
@@ -67,11 +51,9 @@ LLAMA_1B = Plan(
 )
 
 # config.json of meta-llama/Meta-Llama-3-8B
-LLAMA_3_8B = replace(
-    GPU,
-    family="llama",
-    fields={
-        **LLAMA,
+LLAMA_3_8B = Plan(
+    LLAMA_1B.fields
+    | {
         "hidden_size": 4096,
         "num_hidden_layers": 32,
         "intermediate_size": 14_336,
@@ -80,37 +62,17 @@ LLAMA_3_8B = replace(
     },
     contexts=(512, 4096),
     batches=(1, 8, 32, 128, 256),
+    initiations=(2048, 8192),
+    mixed=((32, 1), (128, 4)),
     max_model_len=8192,
-)
-
-# config.json of Qwen/Qwen3-0.6B
-QWEN3_0_6B = replace(
-    GPU,
-    family="qwen3",
-    fields={
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151_936,
-        "max_position_embeddings": 40_960,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-        "tie_word_embeddings": True,
-    },
-    contexts=(512, 4096),
-    batches=(1, 8, 32, 128, 256),
-    max_model_len=8192,
-    initiation_goal=0.5,
-    no_goal=frozenset({1}),
+    increment_goal=0.8,
+    initiation_goal=0.65,
 )
 
 # runs anywhere in seconds: to try the bench; its figures mean nothing
-TINY = Plan(
-    "llama",
-    {
+TINY = replace(
+    LLAMA_3_8B,
+    fields={
         "hidden_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -124,14 +86,6 @@ TINY = Plan(
     initiations=(64, 128),
     mixed=((4, 1),),
     max_model_len=1024,
-    increment_goal=0.8,
-    initiation_goal=0.65,
 )
 
-SHAPES = {
-    "gpt-13b": GPT_13B,
-    "llama-1b": LLAMA_1B,
-    "llama-3-8b": LLAMA_3_8B,
-    "qwen3-0.6b": QWEN3_0_6B,
-    "tiny": TINY,
-}
+SHAPES = {"llama-1b": LLAMA_1B, "llama-3-8b": LLAMA_3_8B, "tiny": TINY}

@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load.evaluation import parts
-from load.evaluation.bench import Found
+from load.evaluation.bench import Found, Plots
+from load.evaluation.parts import PARTS
 from load.plots import draw
 from load.report import Figures, machine, tables
 from load.server import ROOT
@@ -80,9 +81,8 @@ def read(folder: Path) -> dict[str, Result]:
 
 def write(folder: Path, page: Path) -> None:
     """Draw all plots of the results in `folder`, and write the page."""
-    for name, result in read(folder).items():
-        plots = parts.known()[name].plots(Found(result.figures, result.series))
-        for file, panels in plots.items():
+    for result in read(folder).values():
+        for file, panels in _plots(result).items():
             draw(folder / f"{file}.png", panels, f"{result.model}; {result.machine}")
     page.write_text(page_of(folder, page.parent))
 
@@ -91,13 +91,17 @@ def page_of(folder: Path, beside: Path) -> str:
     """The page in the folder `beside`, whose links lead to the plots in `folder`: all results, then the files as they
     are, the newest first."""
     results, sections = read(folder), [ABOUT]
-    for name, part in parts.known().items():
+    for name, part in PARTS.items():
         if name in results:
-            plots = part.plots(Found(results[name].figures, results[name].series))
-            links = [(folder / f"{file}.png").relative_to(beside).as_posix() for file in plots]
+            links = [(folder / f"{file}.png").relative_to(beside).as_posix() for file in _plots(results[name])]
             sections.append(results[name].section(part.HELP, links))
     sections += [file.read_text().strip() for file in sorted(folder.glob("*.md"), reverse=True)]
     return "\n\n".join(sections) + "\n"
+
+
+def _plots(result: Result) -> Plots:
+    plots: Callable[[Found], Plots] = getattr(PARTS[result.part], "plots", lambda found: {})
+    return plots(Found(result.figures, result.series))
 
 
 def _commit() -> str:

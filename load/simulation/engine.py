@@ -29,8 +29,6 @@ class VirtualEngine:
     """An engine of the loop on virtual time. Each stage runs one iteration at a time, in the order of `start`."""
 
     def __init__(self, cost: Cost) -> None:
-        self.busy = 0.0  # seconds of the last stage, over all iterations
-        self.iterations = 0
         self._cost = cost
         self._requests: dict[str, _Counters] = {}
         self._free_at: list[float] = []  # of each stage
@@ -42,8 +40,6 @@ class VirtualEngine:
         time = self._cost.iteration(rows, len(sampled))
         loop = asyncio.get_running_loop()
         done = self._pass(time, loop.time())
-        self.busy += time.stages[-1]
-        self.iterations += 1
         result = IterationResult(iteration.epoch, iteration.step, dict.fromkeys(sampled, TOKEN), elapsed=time.total)
         future: asyncio.Future[IterationResult] = loop.create_future()
         loop.call_at(done, future.set_result, result)

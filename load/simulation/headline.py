@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from load.curves import Point, median_normalized_latency, request_throughput
+from load.curves import Point, Serve, median_normalized_latency, request_throughput
 from load.report import table
 from load.simulation import faster_transformer
-from load.simulation.cost import TABLE_1, Partition
-from load.simulation.world import Policy, run_simulated
-from load.trace import Answer, Request
+from load.simulation.cost import TABLE_1
+from load.simulation.world import orca
+from load.trace import Answer
 from load.workloads import paper_lengths, poisson
 from services.progress import Bar
 
@@ -27,7 +27,7 @@ HELP = "175B at 190 ms in the steady state, beside the paper's figures"
 LATENCY = 0.190  # seconds a token (section 6.2)
 PAPER = {"FasterTransformer": ("ft", 0.185), "Orca": ("orca", 6.81)}  # labels here, requests/s (section 6.2)
 REQUESTS, SEEDS = 2000, (0, 1)
-BASELINES = ((1, 1), (8, 8), (16, 8))
+BASELINES = ((1, 1), (8, 8), (16, 8))  # max batch size, micro-batch size
 BATCH_SIZES = (32, 64, 128)
 WARM_UP = 0.25  # of the requests
 GUESS = 300  # requests that are there at once in a trace whose throughput is the first rate tried
@@ -35,60 +35,38 @@ DOWN, UP = 0.8, 1.06  # factors between the rates that are tried until the laten
 LEAST, MOST = 0.05, 2.0  # of the first rate: others are not tried
 RESOLUTION = 0.01  # of a rate, below which the crossing is interpolated
 
-Serve = Callable[[list[Request]], list[Answer]]
-
 
 def run(out: Path | None) -> str:
-    partition = TABLE_1["175B"]
-    fts = {f"ft({max_bs}, {mbs})": baseline(partition, max_bs, mbs) for max_bs, mbs in BASELINES}
-    return report(fts | {f"orca({max_bs})": orca(partition, max_bs) for max_bs in BATCH_SIZES}, REQUESTS, SEEDS)
+    of_175b, serve = TABLE_1["175B"], faster_transformer.serve
+    systems: dict[str, Serve] = {
+        f"ft({size}, {micro})": partial(serve, cost=of_175b, max_batch_size=size, microbatch_size=micro)
+        for size, micro in BASELINES
+    }
+    systems |= {f"orca({size})": partial(orca, partition=of_175b, max_batch_size=size) for size in BATCH_SIZES}
+    return report(systems, REQUESTS, SEEDS)
 
 
 def report(systems: dict[str, Serve], requests: int, seeds: Sequence[int]) -> str:
     """Each configuration with the first seed, and the mean over `seeds` of the best of each system beside the paper."""
-    steady, shown = Steady(requests, seeds[0]), Bar(systems.items(), desc="headline", unit="configurations")
-    of_all = {name: steady.crossing(serve, LATENCY) for name, serve in shown}
+    shown = Bar(systems.items(), desc="headline", unit="configurations")
+    of_all = {name: held(serve, requests, seeds[0]) for name, serve in shown}
     rows, means = [], dict[str, float]()
     for system, (begins, papers) in PAPER.items():
         best = max((name for name in of_all if name.startswith(begins)), key=of_all.__getitem__)
-        held = [Steady(requests, seed).crossing(systems[best], LATENCY) for seed in seeds]
-        means[system] = mean = statistics.mean(held)
+        means[system] = mean = statistics.mean(held(systems[best], requests, seed) for seed in seeds)
         rows.append([f"{system}, {best}", f"{papers:g}", f"{mean:.3g}", f"{mean / papers:.2f}"])
     ours, theirs = (of["Orca"] / of["FasterTransformer"] for of in (means, {k: v for k, (_, v) in PAPER.items()}))
     rows.append(["ratio", f"{theirs:.1f}", f"{ours:.1f}", f"{ours / theirs:.2f}"])
-    each = table(["", *of_all], [["requests/s at 190 ms", *(f"{held:.3f}" for held in of_all.values())]])
+    each = table(["", *of_all], [["requests/s at 190 ms", *(f"{one:.3f}" for one in of_all.values())]])
     return f"{each}\n\n{table(['requests/s at 190 ms', 'paper', 'here', 'here / paper'], rows)}"
 
 
-# --- the steady state ----------------------------------------------------------------------------------------
-
-
-def orca(partition: Partition, max_bs: int) -> Serve:
-    """The real scheduler with as many batches in flight as stages."""
-    policy = Policy(max_bs, partition.num_slots, partition.model.max_model_len, batches_in_flight=partition.stages)
-    return lambda trace: run_simulated(trace, partition, policy)
-
-
-def baseline(partition: Partition, max_bs: int, mbs: int) -> Serve:
-    """FasterTransformer with this maximum batch size and micro-batch size."""
-    return lambda trace: faster_transformer.serve(trace, partition, max_bs, mbs)
-
-
-@dataclass(frozen=True, slots=True)
-class Steady:
-    """A trace of section 6.2 in length and seed, and how a system serves it in the steady state."""
-
-    requests: int
-    seed: int = 0
-
-    def crossing(self, serve: Serve, latency: float) -> float:
-        """The requests/s that `serve` holds at a median normalized latency of `latency` seconds.
-
-        0 if the latency is higher at a twentieth of the most that it serves already.
-        """
-        trace = paper_lengths(self.requests, self.seed)
-        guess = request_throughput(serve(paper_lengths(GUESS, self.seed)))
-        return crossing(lambda rate: _steady(serve(poisson(trace, rate, self.seed + 1))), guess, latency)
+def held(serve: Serve, requests: int, seed: int, latency: float = LATENCY) -> float:
+    """The requests/s that `serve` holds at a median normalized latency of `latency` seconds in the steady state, on a
+    trace of section 6.2. 0 if the latency is higher at a twentieth of the most that it serves already."""
+    trace = paper_lengths(requests, seed)
+    guess = request_throughput(serve(paper_lengths(GUESS, seed)))
+    return crossing(lambda rate: _steady(serve(poisson(trace, rate, seed + 1))), guess, latency)
 
 
 def crossing(at: Callable[[float], Point], guess: float, latency: float) -> float:
@@ -97,8 +75,8 @@ def crossing(at: Callable[[float], Point], guess: float, latency: float) -> floa
 
     Raises ValueError if the latency is below `latency` at twice `guess`.
     """
-    high_rate, high = guess, at(guess)
-    low_rate, low = high_rate, high
+    low_rate = high_rate = guess
+    low = high = at(guess)
     while high.latency <= latency:
         if high_rate > MOST * guess:
             raise ValueError(f"the latency is below {latency} s at {high_rate:.3g} requests/s: the trace is too short")

@@ -28,6 +28,7 @@ def lines_of_failed_start(folder: Path, *flags: str, **constants: float) -> list
         server.__exit__()
 
 
+@pytest.mark.full  # tests of families have the check, the last test of this file has the end of the start
 def test_weights_that_contradict_the_config_end_the_start(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "llama")
     config = json.loads((model / "config.json").read_text())

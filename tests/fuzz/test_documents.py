@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai_document
+import pytest
 import schemathesis
 from bodies import BODIES
 from effort import effort
@@ -24,6 +25,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from stack import Stack
+
+pytestmark = pytest.mark.long
 
 TIMEOUT = 20.0  # seconds, after which a request hangs
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]

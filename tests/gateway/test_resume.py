@@ -191,19 +191,6 @@ def test_only_the_end_follows_the_last_event(http: httpx.Client, ended: str) -> 
     assert rest(http, ended) == [DONE]
 
 
-def test_the_same_id_with_another_body(http: httpx.Client, ended: str) -> None:
-    headers = {"Last-Event-ID": ended}
-    response = http.post(COMPLETIONS, json={"prompt": "other", "stream": True}, headers=headers)
-    check_refused(response, 400, "asked for something else")
-    chat = {"messages": [{"role": "user", "content": "over"}], "stream": True}
-    check_refused(http.post(CHAT, json=chat, headers=headers), 400, "asked for something else")
-
-
-def test_a_whole_answer_has_no_position(http: httpx.Client, ended: str) -> None:
-    response = http.post(COMPLETIONS, json={"prompt": "over"}, headers={"Last-Event-ID": ended})
-    check_refused(response, 400, "stream")
-
-
 def test_an_id_of_another_stream(http: httpx.Client, ended: str) -> None:
     response = http.get("/v1/streams/cmpl-" + 32 * "0", headers={"Last-Event-ID": ended})
     check_refused(response, 400, "is not of request")

@@ -18,14 +18,13 @@ import httpx
 import pytest
 
 from load.server import free_port
-from load.users.profile import Kind, arrivals, profile_of
+from load.users.profile import arrivals, profile_of
 from tests.load.locust_run import ROOT
 from tests.load.test_locustfile import CHATS, whole
 from tests.services.client.sse_server import Reply, SseServer
 
 REPORT = "requests in "  # begins the report at the end of a test
 RATE, SECONDS, STAGES = 30.0, 3, 2
-SHAPES: dict[Kind, str] = {"ramp": "RampShape", "step": "StepShape", "spike": "SpikeShape"}
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +114,13 @@ def test_the_table_shows_the_goodput(page: Page) -> None:
     assert (rows.get(f"GOODPUT {CHATS}"), rows[f"TTFT {CHATS}"]) == (None, 7)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_a_shape_of_the_form_sends_its_arrivals(kind: Kind, page: Page, tmp_path: Path) -> None:
+def test_a_shape_of_the_form_sends_its_arrivals(page: Page, tmp_path: Path) -> None:
     """Each stage sends the requests that are due in it; the last one may be cut off by the end of the test."""
     samples = tmp_path / "samples.jsonl"
     open_loop = {"request_rate": RATE, "run_time": f"{SECONDS}s", "stages": STAGES, "user_count": 40, "seed": 3}
-    page.run(0, shape_class=SHAPES[kind], samples=samples, **open_loop)
+    page.run(0, shape_class="SpikeShape", samples=samples, **open_loop)
     sent = Counter(json.loads(line)["stage"] for line in samples.read_text().splitlines())
-    profile = profile_of(kind, RATE, SECONDS, STAGES)
+    profile = profile_of("spike", RATE, SECONDS, STAGES)
     due = Counter(profile.locate(at)[0] for at in arrivals(profile, 1.0, 3))
     last = len(profile.stages) - 1
     assert {stage: sent[stage] for stage in range(last)} == {stage: due[stage] for stage in range(last)}

@@ -66,16 +66,6 @@ def test_whole_streams_are_counted_once_each(server: SseServer, tmp_path: Path) 
 ROWS = ("POST", "TTFT", "TPOT", "MAX GAP")
 
 
-def test_paper_trace_asks_for_its_lengths(server: SseServer, tmp_path: Path) -> None:
-    server.reply = lambda asked: Reply(whole(asked.body))
-    run = run_locust(server.url, tmp_path, "--workload", "paper", "CompletionUser", requests=64, users=4)
-    assert (run.exit_code, run.aggregated) == (0, 64), run.output
-    bodies = [asked.body for asked in server.asked]
-    assert all(body["ignore_eos"] for body in bodies)
-    assert sum(len(body["prompt"]) for body in bodies) == 17553
-    assert sum(body["max_tokens"] for body in bodies) == 3871
-
-
 def test_a_200_is_not_enough(server: SseServer, tmp_path: Path) -> None:
     def broken(asked: Asked) -> Reply:
         match next(numbers) % 5:
@@ -197,19 +187,6 @@ def test_a_rate_that_is_not_reached_is_said_and_latency_begins_when_it_was_due(
     assert f"{said} 9 late" in run.output or f"{said} 10 late" in run.output  # a busy machine begins late
     lines: list[Any] = [json.loads(line) for line in samples.read_text().splitlines()]
     assert all(line["e2e"] > line["ttft"] > line["late"] > 100 for line in lines[1:])
-
-
-def test_wrong_options_end_it(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="the shape 'knee' needs targets"):
-        run_locust("http://127.0.0.1:1", tmp_path, "--shape", "knee")
-
-
-def test_the_knee_ends_the_test(server: SseServer, tmp_path: Path) -> None:
-    server.reply = lambda asked: Reply(whole(asked.body))
-    options = ["--shape", "knee", "--stages", "40", "--request-rate", "400", "--goodput", "e2el:0.001"]
-    run = run_locust(server.url, tmp_path, *options, requests=0)
-    assert "no knee: 0% of the requests at 10 requests/s met the targets" in run.output
-    assert run.exit_code == 0
 
 
 def test_a_shape_lasts_from_the_beginning_of_the_test(server: SseServer, tmp_path: Path) -> None:

@@ -10,62 +10,62 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from load.curves import Curve, best_at, median_normalized_latency
-from load.evaluation.bench import Bench, Found, Plots
-from load.evaluation.rates import (
-    EITHER,
-    ITERATION,
-    LATENCY,
-    REQUEST,
-    Variant,
+from load.curves import (
+    Curve,
+    best_at,
+    curves_panel,
     from_json,
-    measured,
-    panel,
-    serve,
+    median_normalized_latency,
+    sweep,
     table_of,
     to_json,
 )
+from load.evaluation.bench import Bench, Found, Plots
+from load.in_process import Engine, Setup, run_in_process
 from load.report import Table
-from load.workloads import paper_lengths, sized
+from load.trace import Answer, Request, since_due
+from load.workloads import paper_lengths, prompted, sized
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 
 HELP = "figure 10: median normalized latency against throughput, iteration-level and request-level scheduling"
-VARIANTS = (
-    Variant(EITHER, 1),
-    Variant(REQUEST, 8),
-    Variant(ITERATION, 8),
-    Variant(REQUEST, 32),
-    Variant(ITERATION, 32),
-)
+LOADS = (0.4, 0.7, 0.9)  # shares of the most that a configuration serves
+LATENCY = "median normalized latency, ms/token"
+ITERATION, REQUEST, EITHER = "iteration-level", "request-level", "batch of"  # with batches of 1 both are the same
+VARIANTS = ((EITHER, 1), (REQUEST, 8), (ITERATION, 8), (REQUEST, 32), (ITERATION, 32))  # with their max batch size
 LONE = (272, 64)  # tokens in and out of a request of the mean length
 LEVELS = (2, 5)  # times the normalized latency of a lone request
+MOST = 256  # requests that are there at once
 
 CURVES, SAME = "Median normalized latency against throughput", "Requests/s at the same median normalized latency"
 
 
 def measure(bench: Bench) -> Found:
-    engine, lone = bench.engine, Variant(EITHER, 1)
-    alone = median_normalized_latency([serve(engine, [sized(*LONE)], lone)[0] for _ in range(3)])
+    alone = median_normalized_latency([serve([sized(*LONE)], bench.engine, EITHER, 1)[0] for _ in range(3)])
     curves = [
-        measured(
-            variant.label,
-            partial(serve, engine, variant=variant),
+        sweep(
+            f"{kind} {size}",
+            partial(serve, engine=bench.engine, kind=kind, max_batch_size=size),
             paper_lengths,
-            variant.max_batch_size,
-            bench.seconds,
-            median_normalized_latency,
+            bench.shorter(min(MOST, max(16, 4 * size)), 16),
+            LOADS,
+            seconds=bench.seconds,
         )
-        for variant in VARIANTS
+        for kind, size in VARIANTS
     ]
-    figures = {
-        CURVES: table_of(curves, 1e3, "ms/token"),
-        SAME: gains(curves, {f"{times} times a lone request's": times * alone for times in LEVELS}),
-    }
+    levels = {f"{times} times a lone request's": times * alone for times in LEVELS}
+    figures = {CURVES: table_of(curves, LOADS, 1e3, "ms/token"), SAME: gains(curves, levels)}
     return Found(figures, {"curves": to_json(curves)})
 
 
 def plots(found: Found) -> Plots:
-    curves = from_json(found.series["curves"])
-    return {"figure_10": [panel("Iteration-level and request-level scheduling", LATENCY, curves, 1e3)]}
+    title, curves = "Iteration-level and request-level scheduling", from_json(found.series["curves"])
+    return {"figure_10": [curves_panel(title, LATENCY, curves, 1e3, REQUEST, log_y=True)]}
+
+
+def serve(trace: list[Request], engine: Engine, kind: str, max_batch_size: int) -> list[Answer]:
+    """Run `trace` in real time, to its end. A latency counts from the moment when the request was due."""
+    scheduler = RequestLevelScheduler if kind == REQUEST else Scheduler
+    return since_due(run_in_process(engine, prompted(trace), Setup(Knobs(max_batch_size), scheduler)).answers)
 
 
 def gains(curves: list[Curve], levels: dict[str, float]) -> Table:

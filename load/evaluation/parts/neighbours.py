@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from load.evaluation.bench import Bench, Found, Plots
+from load.evaluation.bench import Bench, Found
 from load.over_http import OverHttp
 from load.report import Table
 from load.trace import Answer, Request
@@ -28,19 +28,16 @@ PACED = 25  # requests of B, one a second
 TENANTS = {"key-a": "a", "key-b": "b"}
 
 GAPS = f"{STREAMS} streams of {TOKENS} tokens: ms between tokens while a prompt of {LONG:,} arrives, s to first tokens"
-FIRST = f"Seconds to B's first token, a request each second, beside A's flood of {FLOOD:,}"
 
 
 def measure(bench: Bench) -> Found:
+    paced, flood = bench.shorter(PACED), bench.shorter(FLOOD)
     with bench.server("--no-prefix-caching") as server:  # otherwise the prompt would be computed once only
         gaps = asyncio.run(_long_prompt(server.url))
     with bench.server("--api-keys", json.dumps(TENANTS)) as server:
-        first = asyncio.run(_tenants(server.url))
-    return Found({GAPS: {"default settings": gaps}, FIRST: first})
-
-
-def plots(found: Found) -> Plots:
-    return {}
+        first = asyncio.run(_tenants(server.url, paced, flood))
+    title = f"Seconds to B's first token, {paced} requests, one each second, beside A's flood of {flood:,}"
+    return Found({GAPS: {"default settings": gaps}, title: first})
 
 
 async def _long_prompt(url: str) -> dict[str, float]:
@@ -70,14 +67,14 @@ def cells(streams: list[Answer], long: Answer) -> dict[str, float]:
     }
 
 
-async def _tenants(url: str) -> Table:
+async def _tenants(url: str, paced: int, flood: int) -> Table:
     async with open_session(url, "key-a") as a, open_session(url, "key-b") as b:
         await _paced(b, 3, "warm up")
-        quiet = (await asyncio.gather(_paced(b, PACED, "b"), _paced(a, PACED, "a")))[0]
-        async with _flooded(a):
-            two = await _paced(b, PACED, "behind")
-        async with _flooded(b):
-            one = await _paced(b, PACED, "first come")
+        quiet = (await asyncio.gather(_paced(b, paced, "b"), _paced(a, paced, "a")))[0]
+        async with _flooded(a, flood):
+            two = await _paced(b, paced, "behind")
+        async with _flooded(b, flood):
+            one = await _paced(b, paced, "first come")
     base = statistics.median(answer.ttft for answer in quiet)
     rows = {"A sends as much as B": quiet, "A floods, two tenants": two, "A floods, one tenant": one}
     return {name: _waits(answers, base) for name, answers in rows.items()}
@@ -105,10 +102,10 @@ async def _paced(session: aiohttp.ClientSession, count: int, name: str) -> list[
 
 
 @contextlib.asynccontextmanager
-async def _flooded(session: aiohttp.ClientSession) -> AsyncIterator[None]:
-    """Send FLOOD requests at once; at the end those that have not ended are cancelled."""
+async def _flooded(session: aiohttp.ClientSession, flood: int) -> AsyncIterator[None]:
+    """Send so many requests at once; at the end those that have not ended are cancelled."""
     server = OverHttp(session)
-    tasks = [asyncio.create_task(server.ask(_short(f"flood {number}"))) for number in range(FLOOD)]
+    tasks = [asyncio.create_task(server.ask(_short(f"flood {number}"))) for number in range(flood)]
     try:
         await asyncio.sleep(LEAD)
         yield

@@ -15,16 +15,20 @@ import aiohttp
 import httpx
 
 from load.evaluation.bench import Bench, Found, Plots
+from load.over_http import OverHttp
 from load.plots import Line, Panel
 from load.report import Table, quantile
+from load.trace import Request
+from load.workloads import any_prompt
+from services.client.sse import StreamError
 from services.client.streaming import open_session
 
 HELP = "arrivals at 0.5 to 10 times what the server can answer"
 PATIENCE = 20.0  # seconds after which a client leaves
-TOKENS = 64
+PROMPT, TOKENS = 8, 64
 TIMES = (0.5, 1.0, 2.0, 4.0, 10.0)
 CLIENTS = 32  # that keep the batch full while the capacity is measured
-LEAST = 10.0  # seconds in which it is measured
+LEAST = 10.0  # seconds of each measurement
 PROBE = 0.2  # seconds between requests of /health
 SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 TITLE = f"Requests of {TOKENS} tokens out; clients leave after {PATIENCE:.0f} s"
@@ -47,12 +51,12 @@ class Results:
 def measure(bench: Bench) -> Found:
     rows: Table = {}
     with bench.server() as server:
-        most = asyncio.run(capacity(server.url, CLIENTS, max(LEAST, bench.seconds)))
+        most = asyncio.run(capacity(server.url, max(LEAST, bench.seconds)))
         if not most:
             raise RuntimeError(f"{CLIENTS} clients had no answer of {TOKENS} tokens")
         for times in TIMES:
             with probed(server.url) as looks:
-                results, half = asyncio.run(open_loop(server.url, times * most, 2 * bench.seconds))
+                results, half = asyncio.run(open_loop(server.url, times * most, max(LEAST, 2 * bench.seconds)))
             rows[f"{times:g} times the capacity"] = cells(results, times * most, half, looks)
             server.until_idle(SETTLED)
     return Found({TITLE: rows}, {"capacity": most})
@@ -74,49 +78,38 @@ def cells(results: Results, rate: float, answered: float, looks: list[float]) ->
 def plots(found: Found) -> Plots:
     rows = found.figures[TITLE].values()
     rates, answered = [row[ARRIVING] for row in rows], [row[ANSWERED] for row in rows]
-    served = [row for row in rows if MEDIAN in row]
-    most = found.series["capacity"]
-    lines = [
-        Line("answered", rates, answered),
-        Line("capacity", [0.0, max(rates)], [most, most], dashed=True, color="C7"),
-    ]
+    served, most = [row for row in rows if MEDIAN in row], found.series["capacity"]
+    lines = [Line("answered", rates, answered), Line("capacity", [0.0, max(rates)], [most, most], dashed=True)]
     waits = [Line(name, [row[ARRIVING] for row in served], [row[name] for row in served]) for name in (MEDIAN, P99)]
     return {
         "overload": [
-            Panel("Answers under overload", ARRIVING, ANSWERED, lines, x_least=0.0),
-            Panel("Waiting under overload", ARRIVING, "seconds to the first token", waits, x_least=0.0),
+            Panel("Answers under overload", ARRIVING, ANSWERED, lines),
+            Panel("Waiting under overload", ARRIVING, "seconds to the first token", waits),
         ]
     }
 
 
 async def one(session: aiohttp.ClientSession, number: int, results: Results, patience: float = PATIENCE) -> None:
     """A client: sends a request and reads the stream to its end, or leaves after `patience` seconds."""
-    body = {"prompt": f"Story {number}:", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     results.sent += 1
     began = time.monotonic()
     try:
-        async with asyncio.timeout(patience), session.post("/v1/completions", json=body) as response:
-            if response.status in (429, 503):
-                await response.read()
-                results.refused.append(time.monotonic() - began)
-                return
-            first, tail = 0.0, b""
-            async for part in response.content.iter_any():
-                first = first or (time.monotonic() - began if b"data:" in part else 0.0)
-                tail = (tail + part)[-40:]
-            if b"[DONE]" in tail:
-                results.first.append(first)
-                results.ends.append(time.monotonic())
-            else:
-                results.failed += 1
+        async with asyncio.timeout(patience):
+            answer = await OverHttp(session, resume=False).ask(Request(any_prompt(PROMPT, number), TOKENS))
     except TimeoutError:
         results.left += 1
-    except (aiohttp.ClientError, OSError):
-        results.failed += 1
+    except StreamError as error:
+        if error.status in (429, 503):
+            results.refused.append(time.monotonic() - began)
+        else:
+            results.failed += 1
+    else:
+        results.first.append(answer.ttft)
+        results.ends.append(time.monotonic())
 
 
-async def capacity(url: str, clients: int, seconds: float) -> float:
-    """Answers per second of `clients` clients that keep the batch full; the first third of the time is not counted."""
+async def capacity(url: str, seconds: float) -> float:
+    """Answers per second of clients that keep the batch full; the first third of the time is not counted."""
     results, began = Results(), time.monotonic()
 
     async def ask_on(session: aiohttp.ClientSession, client: int) -> None:
@@ -124,7 +117,7 @@ async def capacity(url: str, clients: int, seconds: float) -> float:
             await one(session, client, results, 10 * PATIENCE)
 
     async with open_session(url) as session:
-        await asyncio.gather(*(ask_on(session, client) for client in range(clients)))
+        await asyncio.gather(*(ask_on(session, client) for client in range(CLIENTS)))
     return sum(seconds / 3 < end - began < seconds for end in results.ends) / (seconds * 2 / 3)
 
 
@@ -142,6 +135,7 @@ async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, flo
             elif number % 16 == 0:
                 await asyncio.sleep(0)  # this process is late: let the requests that were sent proceed
             tasks.append(asyncio.create_task(one(session, number, results)))
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
         half = sum(end - began > seconds / 2 for end in results.ends) / (time.monotonic() - began - seconds / 2)
         for task in tasks:
             task.cancel()

@@ -14,32 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from load import peers
-from load.curves import Curve, median_normalized_latency
+from load.curves import curves_panel, from_json, sweep, table_of, to_json
 from load.evaluation.bench import Bench, Found, Plots
+from load.evaluation.parts.figure_10 import LATENCY, LOADS
 from load.evaluation.parts.over_http import MAX_BATCH_SIZE
-from load.evaluation.rates import (
-    LATENCY,
-    from_json,
-    measured,
-    panel,
-    prompted,
-    since_due,
-    table_of,
-    to_json,
-)
-from load.options import dtype_of, model_folder
+from load.options import model_folder
 from load.over_http import run_over_http
 from load.report import Table
 from load.server import OrcaServer
-from load.trace import Answer, Request
-from load.workloads import paper_lengths, single
+from load.trace import Answer, Request, since_due
+from load.workloads import paper_lengths, prompted, single
 
 HELP = "vLLM's CPU build and llama.cpp's server beside Orca on the same work (needs --vllm-python or --llama-server)"
 FLAGS = ("--no-prefix-caching", "--max-batch-size", str(MAX_BATCH_SIZE))
 LENGTH = 2048  # tokens of a request at most, for vLLM
 SLOT = 640  # of one in llama.cpp, where all slots share a context: the trace's longest
 CURVES, LONE = "Median normalized latency against throughput, over HTTP", "A lone stream, output tokens/s"
-Server = AbstractContextManager[OrcaServer | peers.PeerServer]
 
 
 def measure(bench: Bench) -> Found:
@@ -47,17 +37,19 @@ def measure(bench: Bench) -> Found:
     with TemporaryDirectory() as folder:
         for name, starting in _servers(bench, Path(folder)):
             with starting as server:
-                curve, lone[name] = measured_at(server.url, name, bench.seconds)
-                curves.append(curve)
-    figures: dict[str, Table] = {CURVES: table_of(curves, 1e3, "ms/token"), LONE: {"": lone}}
+                ask, most = partial(serve, server.url), bench.shorter(4 * MAX_BATCH_SIZE, 16)
+                ask(paper_lengths(4, seed=9))  # warm up
+                lone[name] = asyncio.run(run_over_http(server.url, prompted(single()), reuse=False)).throughput
+                curves.append(sweep(name, ask, paper_lengths, most, LOADS, seconds=bench.seconds))
+    figures: dict[str, Table] = {CURVES: table_of(curves, LOADS, 1e3, "ms/token"), LONE: {"": lone}}
     return Found(figures, {"curves": to_json(curves)})
 
 
-def _servers(bench: Bench, folder: Path) -> Iterator[tuple[str, Server]]:
+def _servers(bench: Bench, folder: Path) -> Iterator[tuple[str, AbstractContextManager[OrcaServer | peers.PeerServer]]]:
     named, options = bench.peers, bench.options
     if named.vllm_python:
         yield "Orca", bench.server(*FLAGS)
-        flags = dtype_of(options), MAX_BATCH_SIZE, LENGTH, folder / "vllm.log"
+        flags = options.weights_dtype, MAX_BATCH_SIZE, LENGTH, folder / "vllm.log"
         yield "vLLM", peers.vllm(named.vllm_python, model_folder(options), *flags)
     if named.llama_server and named.gguf:
         on_file = Bench(replace(options, model=str(named.gguf)), bench.seconds)
@@ -67,17 +59,9 @@ def _servers(bench: Bench, folder: Path) -> Iterator[tuple[str, Server]]:
 
 
 def plots(found: Found) -> Plots:
-    curves = from_json(found.series["curves"])
-    return {"peers": [panel("Orca beside other servers, one client, in turn", LATENCY, curves, 1e3, baseline="Orca")]}
+    title, curves = "Orca beside other servers, one client, in turn", from_json(found.series["curves"])
+    return {"peers": [curves_panel(title, LATENCY, curves, 1e3, "Orca", log_y=True)]}
 
 
-def measured_at(url: str, label: str, seconds: float) -> tuple[Curve, float]:
-    """The curve of the server at `url`, and the output tokens/s of a lone stream."""
-    ask = partial(_serve, url)
-    ask(paper_lengths(4, seed=9))  # warm up
-    alone = asyncio.run(run_over_http(url, prompted(single()), reuse=False)).throughput
-    return measured(label, ask, paper_lengths, MAX_BATCH_SIZE, seconds, median_normalized_latency), alone
-
-
-def _serve(url: str, trace: list[Request]) -> list[Answer]:
+def serve(url: str, trace: list[Request]) -> list[Answer]:
     return since_due(asyncio.run(run_over_http(url, prompted(trace), reuse=False)).answers)

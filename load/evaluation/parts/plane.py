@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from load.evaluation.bench import Bench, Found, Plots
-from load.evaluation.spent import spend
+from load.evaluation.bench import Bench, Found, spend_over_http
 from load.over_http import OverHttp, run_over_http
 from load.report import Figures, quantile
 from load.server import OrcaServer
@@ -28,15 +27,12 @@ def measure(bench: Bench) -> Found:
     figures: Figures = {FIRST: {}, RATES: {}, SPENT: {}}
     with bench.server(*FLAGS) as server:
         asyncio.run(run_over_http(server.url, [_request(32)] * 64))  # warm up
-        figures[FIRST] = _lone(server)
-        for streams, tokens in TOKENS.items():
+        figures[FIRST] = _lone(server, bench.shorter(LONE))
+        for streams, most in TOKENS.items():
+            tokens = bench.shorter(most, 8)
             name = f"{streams:,} stream{'s' * (streams > 1)} of {tokens:,} tokens"
             figures[RATES][name], figures[SPENT][name] = _streams(server, [_request(tokens)] * streams)
     return Found(figures)
-
-
-def plots(found: Found) -> Plots:
-    return {}
 
 
 def _request(tokens: int) -> Request:
@@ -46,7 +42,7 @@ def _request(tokens: int) -> Request:
 def _streams(server: OrcaServer, requests: list[Request]) -> tuple[dict[str, float], dict[str, float]]:
     """Rates and times of these streams, and the processor time of their tokens."""
     before = server.metrics()
-    spent = spend(server.url, requests, server.processor_seconds)
+    spent = spend_over_http(server, requests)
     run, means = spent.run, _means(before, server.metrics())
     rates = {
         "tokens/s": run.throughput,
@@ -60,10 +56,10 @@ def _streams(server: OrcaServer, requests: list[Request]) -> tuple[dict[str, flo
     return rates, spent.per_token(1e-6)
 
 
-def _lone(server: OrcaServer) -> dict[str, dict[str, float]]:
+def _lone(server: OrcaServer, count: int) -> dict[str, dict[str, float]]:
     """The time to first token of a lone request, and its parts."""
     before = server.metrics()
-    first, health = asyncio.run(_first_tokens(server.url))
+    first, health = asyncio.run(_first_tokens(server.url, count))
     means = _means(before, server.metrics())
     return {
         "time to first token": _median_and_p99(first),
@@ -73,10 +69,10 @@ def _lone(server: OrcaServer) -> dict[str, dict[str, float]]:
     }
 
 
-async def _first_tokens(url: str) -> tuple[list[float], list[float]]:
+async def _first_tokens(url: str, count: int) -> tuple[list[float], list[float]]:
     first, health = [], []
     async with aiohttp.ClientSession(url) as session:
-        for _ in range(LONE):
+        for _ in range(count):
             began = time.perf_counter()
             async with session.get("/health") as response:
                 await response.read()

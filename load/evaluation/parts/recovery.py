@@ -167,9 +167,9 @@ def plots(found: Found) -> Plots:
             Line(f"all {len(streams)} streams", [x for x, _ in points], [y for _, y in points], dots=True, color="C7"),
             Line("one of them", [x for x, _ in one], [y for _, y in one], color="C0"),
         ]
-        title, marks = f"Streams through a kill of the {victim}", {"SIGKILL": 0.0}
-        panels.append(Panel(title, "seconds after the kill", "ms since the token before", lines, marks=marks))
-    return {"recovery": list(panels)}
+        title = f"Streams through a SIGKILL of the {victim}"
+        panels.append(Panel(title, "seconds after the kill", "ms since the token before", lines, mark=0.0))
+    return {"recovery": panels}
 
 
 def _shown(stream: list[float]) -> list[tuple[float, float]]:

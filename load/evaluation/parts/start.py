@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from load.evaluation.bench import Bench, Found, Plots
+from load.evaluation.bench import Bench, Found
 from load.options import model_folder
 
 HELP = "seconds from the command `orca serve` to `ready` and to its spares, with an empty cache and with a full one"
@@ -22,10 +22,6 @@ def measure(bench: Bench) -> Found:
         starts = {name: _start(bench, cache) for name in ("first", "later")}
     rows = {what: {name: took[what] for name, took in starts.items() if what in took} for what in starts["later"]}
     return Found({SECONDS: rows})
-
-
-def plots(found: Found) -> Plots:
-    return {}
 
 
 def _start(bench: Bench, cache: str) -> dict[str, float]:

@@ -71,10 +71,6 @@ def test_the_floor_takes_the_larger_of_bytes_and_operations() -> None:
     assert both.seconds == pytest.approx(lone.seconds + prompt.seconds)
 
 
-def test_all_weights_that_an_iteration_reads() -> None:
-    assert SHAPE.stored == 2 * (2 * 10 * 20 + 2 * 20 * 10 + 10 * 100)
-
-
 @pytest.mark.parametrize(
     ("family", "projections", "kv_heads"),
     [
@@ -92,11 +88,6 @@ def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int
     assert ModelShape.of(config, 2, torch.int8).attention[0].kv_bytes == 16 + 4  # with a scale
 
 
-def test_gate_and_up_lie_side_by_side() -> None:
-    config = AutoConfig.for_model("llama", vocab_size=320, **FAMILIES["llama"])
-    assert ModelShape.of(config, 4, torch.float32).widest == (64, 256)
-
-
 def test_only_experts_that_a_token_goes_to_are_read() -> None:
     config = AutoConfig.for_model("mixtral", vocab_size=320, **FAMILIES["mixtral"])
     shape = ModelShape.of(config, 2, torch.bfloat16)
@@ -107,13 +98,6 @@ def test_only_experts_that_a_token_goes_to_are_read() -> None:
     up = len(shape.projections)
     assert one[up] == Operation("projections", 64 * 256 * 4 * 2, 2 * 64 * 256 * 4)
     assert two[up] == Operation("projections", 64 * 256 * 7 * 2, 2 * 2 * 64 * 256 * 4)  # 8 * (1 - 0.75^2) = 3.5 a layer
-
-
-def test_biases_of_experts_are_left_out() -> None:
-    config = AutoConfig.for_model("gpt_oss", vocab_size=320, **FAMILIES["gpt_oss"])
-    shape = ModelShape.of(config, 2, torch.bfloat16)
-    assert sum(matrix.elements for matrix in shape.experts) == 2 * 8 * 3 * 64 * 44
-    assert [layer.window for layer in shape.attention] == [8, 0]
 
 
 def test_layers_behind_the_last_keys_compute_the_tokens_that_sample() -> None:

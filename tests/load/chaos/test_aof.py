@@ -103,8 +103,3 @@ def test_a_file_that_was_rewritten_is_refused(tmp_path: Path) -> None:
     (folder / "appendonly.aof.manifest").write_text("file appendonly.aof.2.base.rdb seq 2 type b\n")
     with pytest.raises(ValueError, match="rewritten"):
         list(read_transactions(tmp_path))
-
-
-def test_data_that_is_no_command_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a command"):
-        written(tmp_path, b"hello\r\n")

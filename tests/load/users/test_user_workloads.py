@@ -27,13 +27,6 @@ def test_paper_is_the_trace_of_the_benchmarks() -> None:
     ]
 
 
-def test_system_prompts_are_few_and_long() -> None:
-    contents = [BY_NAME["shared_system"](number) for number in range(60)]
-    assert len({content.system for content in contents}) == 4
-    assert all(len(content.system.split()) == 400 for content in contents)
-    assert len({(content.system, content.chat) for content in contents}) == 12
-
-
 def test_a_file_has_prompts_messages_or_lines_of_a_batch(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(
@@ -61,10 +54,3 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, message:
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         workload(CUSTOM, str(path))
-
-
-def test_a_file_is_needed() -> None:
-    with pytest.raises(ValueError, match="--dataset-path"):
-        workload(CUSTOM, "")
-    with pytest.raises(ValueError, match="cannot read"):
-        workload(CUSTOM, "/does/not/exist")

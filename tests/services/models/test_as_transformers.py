@@ -22,6 +22,8 @@ from services.models.replaced import Replaced, resolve_replaced
 from services.models.weights_files import weights_files
 from services.text import Tokenizer
 
+pytestmark = pytest.mark.long
+
 CHAT = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 

@@ -17,6 +17,8 @@ from services.models import ModelInfo, resolve
 from services.models.local import check_model_type
 from services.text import Tokenizer
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 
 

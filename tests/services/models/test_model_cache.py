@@ -14,6 +14,8 @@ from services.errors import ModelError
 from services.models import resolve
 from services.models.cache import cached, place
 
+pytestmark = pytest.mark.long
+
 
 def test_a_place_depends_on_the_source_and_has_the_name(tmp_path: Path) -> None:
     assert place(tmp_path, "a", "m").name == "m"

@@ -1,6 +1,7 @@
 """Pools on the servers of this machine and on the reference model, which pass the same tests."""
 
 import asyncio
+import contextlib
 import itertools
 
 import pytest
@@ -35,13 +36,15 @@ def any_url(request, servers):
     return servers[request.param] if request.param else None
 
 
-@pytest.fixture
-async def server_pools(server_url):
-    """A function that makes an empty pool on a server. The same name gives the same pool."""
+@contextlib.asynccontextmanager
+async def opened(url):
+    """A function that makes an empty pool on a server; without a URL, of the reference model. The same name gives the
+    same pool."""
     made, clock = [], Clock()
 
     async def make(limits=None, name=None):
-        pool = ClockedPool(server_url, name or f"test-{next(_names)}", limits, clock)
+        name = name or f"test-{next(_names)}"
+        pool = ClockedPool(url, name, limits, clock) if url else ReferencePool(clock, limits)
         await pool.connect()
         made.append(pool)
         return pool
@@ -49,6 +52,12 @@ async def server_pools(server_url):
     yield make
     for pool in made:
         await pool.close()
+
+
+@pytest.fixture
+async def server_pools(server_url):
+    async with opened(server_url) as make:
+        yield make
 
 
 @pytest.fixture
@@ -68,19 +77,8 @@ async def pools_of(sentinels):
 @pytest.fixture
 async def pools(any_url):
     """A function that makes an empty pool: on each kind of server, and of the reference model."""
-    made, clock = [], Clock()
-
-    async def make(**limits):
-        bounds = Limits(**limits)
-        name = f"test-{next(_names)}"
-        pool = ClockedPool(any_url, name, bounds, clock) if any_url else ReferencePool(clock, bounds)
-        await pool.connect()
-        made.append(pool)
-        return pool
-
-    yield make
-    for pool in made:
-        await pool.close()
+    async with opened(any_url) as make:
+        yield lambda **limits: make(Limits(**limits))
 
 
 @pytest.fixture

@@ -43,20 +43,23 @@ async def test_a_wrong_password_or_name_is_unavailable_and_not_shown(sentinels, 
 
 async def test_an_earlier_master_that_still_answers_is_left(sentinels, pools_of):
     """For ten seconds after a failover, the Sentinels let the earlier master take writes, which are lost then."""
+    before = await leave_the_earlier_master(sentinels, pools_of)
+    assert b"role:master" in sentinels.ask(before, "INFO", "replication")
+
+
+async def leave_the_earlier_master(sentinels, pools_of):
     early = pools_of("early")
     await until_done(lambda: early.submit(group("before")))
     before = sentinels.master()
     sentinels.fail_over()
     sentinels.wait_for_master(before)
-    assert b"role:master" in sentinels.ask(before, "INFO", "replication")
     late = pools_of("early")
     assert (await late.submit(group("after"))).request == "after"
     async with asyncio.timeout(5):
         while not await early.group("after"):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
-    owner = await Owner.take(early)
-    assert sorted(await owner.claim()) == ["after/0", "before/0"]
-    assert b"role:master" in sentinels.ask(before, "INFO", "replication")
+    assert sorted(await (await Owner.take(early)).claim()) == ["after/0", "before/0"]
+    return before
 
 
 async def test_what_replicas_have_survives_the_master_s_death(sentinels, pools_of):

@@ -1,6 +1,5 @@
 """A pool behind real Sentinels, all with TLS: passwords, certificates, a failover, the master's death."""
 
-import asyncio
 import re
 import shutil
 from dataclasses import dataclass
@@ -9,12 +8,12 @@ import pytest
 from certificates import Certificates, speaks_tls
 from pool_helpers import Owner, commit, group, stored, until_done
 from test_pool_access import use
+from test_pool_sentinel import OF_SENTINELS, PASSWORD, leave_the_earlier_master
 
 from load.chaos.sentinels import Sentinels, own_addresses
 from services.errors import PoolUnavailable
 from services.pool.server.binaries import find_servers
 
-PASSWORD, OF_SENTINELS = "of-servers", "of-sentinels"
 HOSTS = own_addresses(6)[3:]  # those before are of the tests without TLS
 
 
@@ -83,17 +82,7 @@ async def test_without_tls_certificates_or_passwords_the_pool_is_unavailable(sen
 
 
 async def test_an_earlier_master_that_still_answers_is_left(sentinels, pools_of):
-    early = pools_of("early")
-    await until_done(lambda: early.submit(group("before")))
-    before = sentinels.master()
-    sentinels.fail_over()
-    sentinels.wait_for_master(before)
-    late = pools_of("early")
-    assert (await late.submit(group("after"))).request == "after"
-    async with asyncio.timeout(5):
-        while not await early.group("after"):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.02)
-    assert sorted(await (await Owner.take(early)).claim()) == ["after/0", "before/0"]
+    await leave_the_earlier_master(sentinels, pools_of)
 
 
 async def test_nothing_confirmed_is_lost_when_the_master_dies(sentinels, pools_of):

@@ -19,6 +19,8 @@ from services.engine.spec import DecoderSpec
 from services.errors import ModelError
 from services.files import user_cache
 
+pytestmark = pytest.mark.long
+
 TURNS = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from services.engine.startup.proof.verdict import bound_of, proven, read_setting
 from services.errors import SettingsError
 from services.files import user_cache
 
+pytestmark = pytest.mark.long
+
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
 KINDS = {
     "float32": SETTINGS,
@@ -43,8 +46,14 @@ def bound(settings: EngineSettings) -> float:
     return bound_of(settings, getattr(torch, settings.dtype))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+def pairs() -> Iterator[Any]:
+    """Each family with float32 and with one kind more; and all others, which repeat their layers and numbers."""
+    for i, family in enumerate(FAMILIES):
+        for j, kind in enumerate(KINDS):
+            yield pytest.param(family, kind, marks=() if j in (0, 1 + i % (len(KINDS) - 1)) else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("family", "kind"), pairs())
 def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_model: Callable[[str], Path]) -> None:
     assert trial(tiny_model(family), KINDS[kind]) <= bound(KINDS[kind]) / 2.5
 

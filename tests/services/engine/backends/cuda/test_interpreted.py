@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.long
+
 CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "decoder", "ranks", "bench")]
 
 
