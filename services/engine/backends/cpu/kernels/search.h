@@ -13,7 +13,7 @@ public:
     Search(const Draw& draw, int vocab, int chunks) : draw_(draw), vocab_(vocab), chunks_(chunks) {}
 
     Found kept() const {
-        constexpr float NUCLEUS = 10.0f;  // as in candidates.py
+        constexpr float NUCLEUS = 10.0f;  // scores above -NUCLEUS are searched first; flat distributions need all
         constexpr float MARGIN = 1e-3f;
         float nearest = draw_.lowest;
         if (draw_.top_k) nearest = std::max(nearest, draw_.score(reached(draw_.top_k)));
