@@ -17,7 +17,7 @@
 # make wheel      dist/*.whl with the engine's kernels for each set of instructions: where it is installed, nothing is compiled
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
-# make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
+# make simulate   the real scheduler on virtual time: the paper's evaluation, several engines on a pool; writes docs/simulator
 # make schemas    download the documents of others that some tests compare with, into .schemas
 # make gguf       download a published GGUF file that a test compares with llama.cpp, into .gguf (240 MB)
 PYTHON ?= python3
@@ -126,7 +126,7 @@ cluster-test: .venv/test
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest tests/containers -m containers -rs --capture=no
 
 simulate: .venv/bench
-	$(BIN)/python -m load.simulation
+	$(BIN)/python -m load.simulation --out docs/simulator
 
 schemas:
 	$(PYTHON) tests/schemas.py

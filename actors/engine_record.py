@@ -2,7 +2,7 @@
 
 The file is in the folder of the cluster that `orca serve` has made; clusters of others have none. The process holds a
 lock on it as long as it lives. The first line, if there is one, is the reason of its end: a process writes its own
-exception, and a scheduler that kills a process writes why.
+exception, and a scheduler that kills a process writes why. On a full disk the reason is missing, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class EngineRecord:
     """The record of this process, whose actor is called `name`."""
 
     def __init__(self, name: str) -> None:
-        self._file = -1
+        self._file: Path | None = None
         if folder := _own_records():
-            folder.mkdir(exist_ok=True)
-            new = folder / f".{os.getpid()}"
-            self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            new.rename(folder / f"{name}.{os.getpid()}")
+            with contextlib.suppress(OSError):
+                folder.mkdir(exist_ok=True)
+                new = folder / f".{os.getpid()}"
+                self._locked = new.open("wb")
+                fcntl.flock(self._locked, fcntl.LOCK_EX)
+                self._file = new.rename(folder / f"{name}.{os.getpid()}")
 
     @contextlib.contextmanager
     def noting(self, refuses: bool = False) -> Iterator[None]:
@@ -49,15 +50,10 @@ class EngineRecord:
         except StaleEpoch:
             raise
         except Exception as error:
-            if isinstance(error, ModelError):
-                self._write(Reason(str(error), refused=True))
-            else:
-                self._write(Reason(described(error), refuses))
+            refused = isinstance(error, ModelError)
+            if self._file:
+                _append(self._file, Reason(str(error) if refused else described(error), refused or refuses))
             raise
-
-    def _write(self, reason: Reason) -> None:
-        if self._file >= 0:
-            os.write(self._file, _line(reason))
 
 
 def records_in(folder: Path) -> Path:
@@ -80,8 +76,7 @@ def note(pids: Collection[int], text: str) -> None:
     """Write down why these engine processes are about to be killed, unless they have said more themselves."""
     if folder := _own_records():
         for file in [file for pid in pids for file in folder.glob(f"*.{pid}")]:
-            with file.open("ab") as record:
-                record.write(_line(Reason(text)))
+            _append(file, Reason(text))
 
 
 def forget(actors: str) -> None:
@@ -97,5 +92,6 @@ def reason_in(record: Path) -> Reason | None:
     return Reason(**json.loads(first)) if end else None
 
 
-def _line(reason: Reason) -> bytes:
-    return json.dumps(asdict(reason)).encode() + b"\n"
+def _append(record: Path, reason: Reason) -> None:
+    with contextlib.suppress(OSError), record.open("ab") as file:
+        file.write(json.dumps(asdict(reason)).encode() + b"\n")

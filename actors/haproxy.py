@@ -74,20 +74,10 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         # only this machine may read the statistics, and only this user may send commands to the socket
         (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
         (r"^((?:frontend prometheus|listen stats)\n +bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
-        (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
         # the default refuses a long token; a buffer is used only while a connection moves data
         (r"^    tune.bufsize \d+$", f"    tune.bufsize {LONGEST_HEAD + REWRITTEN}"),
-        # splicing needs pipes, a quarter more open files, and does not make small events faster
-        (r"^    option splice-\w+\n", ""),
-        (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
-        (
-            r"^(defaults\n    mode http\n)",
-            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
-            f"    option srvtcpka\n    srvtcpka-idle {NODE_IDLE}s\n    srvtcpka-intvl {NODE_INTERVAL}s\n"
-            f"    srvtcpka-cnt {NODE_PROBES}\n"
-            "    option disable-h2-upgrade\n"  # the bounds count connections, and HTTP/2 has 100 requests on one
-            f"    errorfile 400 {folder / 'refused.http'}\n",
-        ),
+        # the end of the defaults, where the last line on a subject counts
+        (r"^(?=frontend prometheus$)", _defaults(folder)),
         (
             rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
             lambda m: (
@@ -110,6 +100,26 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         if not times and "backup" not in pattern:  # there is a backup only once Serve has named one
             raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
     return config
+
+
+def _defaults(folder: Path) -> str:
+    """What we add to Serve's section `defaults`."""
+    lines = (
+        f"timeout client {CLIENT_TIMEOUT}s",
+        f"timeout http-request {HEAD_TIMEOUT}s",
+        f"timeout check {CHECK_TIMEOUT}s",
+        "option srvtcpka",
+        f"srvtcpka-idle {NODE_IDLE}s",
+        f"srvtcpka-intvl {NODE_INTERVAL}s",
+        f"srvtcpka-cnt {NODE_PROBES}",
+        "option disable-h2-upgrade",  # the bounds count connections, and HTTP/2 has 100 requests on one
+        # splicing needs pipes, a quarter more open files, and does not make small events faster
+        "no option splice-request",
+        "no option splice-response",
+        f"errorfile 400 {folder / 'refused.http'}",
+        *(f"errorfile {status} {folder / 'unserved.http'}" for status in (502, 503, 504)),
+    )
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def _bound(host: str, port: str) -> str:

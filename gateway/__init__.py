@@ -2,11 +2,16 @@
 
 The way of a request, in the order in which to read it:
 
-- `app` and `gateway`: the FastAPI app and the parts of a gateway process.
+- `app`: the FastAPI app. `endpoints`: the registry of the routes that generate tokens; `endpoint`: what they share,
+  from a body to its answer. `gateway`: the parts of a gateway process that all routes share.
 - `http`: what every request passes (API key, host and origin, headers, body), and the OpenAPI document.
-- `openai`, `responses`, `anthropic`, `files`, `batches`: the routes of each API, its objects and its events;
-  `server_routes`: health, metrics, tokenizer. `schemas`: the types of requests and answers.
-- `validation` and `model`: a request becomes a submission, its texts become token ids.
+- `openai`, `responses`, `anthropic`: the endpoints of each API, its objects and its events. `files`, `batches`, `live`
+  and `server_routes` (health, metrics, models, tokenizer): the other routes. `schemas`: the types of requests and
+  answers.
+- `validation` and `model`: a request becomes a submission, its texts become token ids. `grammars`: constraints and
+  tools become the grammar of its output.
 - `pool_client`: submitting a request and following its events.
-- `answer`: tokens become deltas of text, log probabilities, and a response or a stream.
+- `answer`: tokens become deltas of text, log probabilities and output items. `streaming`: a response or a stream.
+
+Imports point one way; the contract in pyproject.toml has the order.
 """

@@ -23,11 +23,10 @@ from gateway.files import routes as files_routes
 from gateway.files.store import FileStore
 from gateway.gateway import Gateway
 from gateway.http import openapi
-from gateway.http.head import HeadMiddleware
-from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
+from gateway.http.middleware import AuthenticationMiddleware, HeadMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.live import routes as live_routes
 from gateway.live.feed import LiveFeed
-from gateway.live.files import PageFiles
+from gateway.live.routes import PageFiles
 from gateway.model import ServedModel
 from gateway.responses import routes as responses_routes
 from gateway.streaming import CLIENT_CLOSED_REQUEST

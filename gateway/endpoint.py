@@ -16,13 +16,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.answer.plan import AnswerKind
-from gateway.errors import Kind
+from gateway.errors import ErrorResponse, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.http.headers import Caller, Position
+from gateway.http.openapi import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.pool_client.following import Generation
-from gateway.schemas.answers import ErrorResponse
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming import WholeAnswer, whole_response
 from gateway.validation import ValidatedRequest
@@ -31,7 +30,7 @@ F = TypeVar("F", bound=GenerationFields)
 
 
 class Endpoint(ABC, Generic[F]):
-    """The docstring of a subclass describes the operation in the document.
+    """A route that generates tokens. The docstring of each subclass describes its operation in the document.
 
     `name`: of the operation; `schema`: of the body. `answer_type`, `event_type`: what the document says of the whole
     answer and of the data of an event; `errors`, `error_type` and `statuses`: see `documented`. `batched`: a line of a
@@ -63,12 +62,7 @@ class Endpoint(ABC, Generic[F]):
 
     @abstractmethod
     async def stream(
-        self,
-        gateway: Gateway,
-        generation: Generation,
-        position: Position | None,
-        with_ids: bool,
-        request: Request,
+        self, gateway: Gateway, generation: Generation, position: Position | None, with_ids: bool, request: Request
     ) -> Response:
         """The events after `position` as a stream, which closes the generation. `with_ids`: each event has an `id`.
         Raises ApiError; the generation is closed then."""

@@ -12,8 +12,8 @@ from gateway.anthropic.routes import Messages
 from gateway.endpoint import Endpoint
 from gateway.errors import ApiError, Kind
 from gateway.gateway import gateway_of
-from gateway.http.documented import ENDS_WITHOUT_ANSWER, LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.http.headers import Position
+from gateway.http.openapi import ENDS_WITHOUT_ANSWER, LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.openai.endpoints import ChatCompletions, Completions
 from gateway.responses.routes import Responses
 from gateway.schemas.chat import ChatCompletionChunk

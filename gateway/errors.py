@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Literal
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import TypedDict
 
 from services.requests import Refusal
 
@@ -75,6 +76,28 @@ class Kind(Enum):
         return int(self.value[0])
 
 
+class ErrorObject(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(TypedDict):
+    error: ErrorObject
+
+
+class MessageErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessageError(TypedDict):
+    type: Literal["error"]
+    error: MessageErrorDetail
+    request_id: str | None
+
+
 class ApiError(Exception):
     """An error for the client. `message` has the value and the limit, `param` names the field; `retry_after`: seconds,
     if different from those of the kind."""
@@ -86,7 +109,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = kind.value[3] if retry_after is None else retry_after
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorResponse:
         """OpenAI's error object; within a stream it is the data of an event."""
         _, type_, code, _ = self.kind.value
         return {"error": {"message": self.message, "type": type_, "param": self.param, "code": code}}
@@ -105,7 +128,7 @@ class ClientGone(Exception):
 
 
 class GatewayStops(Exception):
-    """This gateway stops; the requests that it followed continue elsewhere."""
+    """The gateway stops; the requests that it followed continue elsewhere."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -126,9 +149,10 @@ def error_response(error: ApiError, scope: Scope, headers: dict[str, str] | None
     return response
 
 
-def anthropic_error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+def anthropic_error_body(error: ApiError, request_id: str | None) -> MessageError:
     """Anthropic's error object; within a stream it is the data of an `error` event."""
-    details = {"type": _ANTHROPIC_TYPES.get(error.kind.status, "invalid_request_error"), "message": error.message}
+    type_ = _ANTHROPIC_TYPES.get(error.kind.status, "invalid_request_error")
+    details: MessageErrorDetail = {"type": type_, "message": error.message}
     return {"type": "error", "error": details, "request_id": request_id}
 
 

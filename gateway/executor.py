@@ -60,8 +60,9 @@ class FairExecutor:
     async def run_answer(
         self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """The same for an answer whose data is in memory already. It is never refused, and waits for other answers of
-        the tenant, but not for its bodies."""
+        """The result of `function`, which makes an answer of `size` bytes of data that are in memory already; in a
+        thread if these are many. It is never refused, and waits for other answers of the tenant, but not for its
+        bodies."""
         if size <= INLINE:
             return function(*args, **kwargs)
         return await self._in_thread(f"{tenant}\0answers", self._answers, size, partial(function, *args, **kwargs))

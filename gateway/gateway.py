@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -20,6 +19,7 @@ from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
 from gateway.pool_client.request_record import RequestRecords
 from gateway.pool_client.shards import Shard, Shards
+from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
 from services.background import start
@@ -34,7 +34,8 @@ STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident
 
 
 class Gateway:
-    """Its id is random: a restarted gateway is a new one."""
+    """The parts of a gateway process that the routes of all APIs share. Its id is random: a restarted gateway is a new
+    one."""
 
     def __init__(self, pools: Sequence[PoolShard], model: ServedModel, settings: Settings) -> None:
         self.id = secrets.token_hex(8)
@@ -60,7 +61,7 @@ class Gateway:
         """The number of requests that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
 
-    def model_card(self, name: str) -> dict[str, Any]:
+    def model_card(self, name: str) -> Model:
         """The model object under one of its names; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.errors import ApiError, Kind
+from gateway.schemas.answers import Model, ModelDetails
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import NO_DEFAULTS, GenerationFields
 from services.models import ModelInfo
@@ -38,10 +39,14 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         return self.name, *self.aliases
 
-    def card(self, name: str, weights: str = "") -> dict[str, Any]:
+    def card(self, name: str, weights: str = "") -> Model:
         """The model object under one of its names, with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its
         defaults if any, and how engines keep its `weights` if that is known."""
-        said = self.defaults.given()
+        known: ModelDetails = {}
+        if said := self.defaults.given():
+            known["default_sampling_params"] = said
+        if weights:
+            known["weights"] = weights
         return {
             "id": name,
             "object": "model",
@@ -50,8 +55,7 @@ class ServedModel:
             "root": self.info.name,
             "parent": None,
             "max_model_len": self.info.max_model_len,
-            **({"default_sampling_params": said} if said else {}),
-            **({"weights": weights} if weights else {}),
+            **known,
             "type": "model",
             "display_name": name,
             "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),

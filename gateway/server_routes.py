@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.errors import POOL_AWAY, ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
+from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard
 from gateway.schemas.answers import Load, Model, ModelList, Version
@@ -37,7 +37,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/load", **documented(gives=Load))
-async def load(request: Request) -> dict[str, object]:
+async def load(request: Request) -> Load:
     """The number of requests that this gateway is answering, including queued ones, in vLLM's format. `/metrics` has
     the number of the whole pool."""
     return {"server_load": gateway_of(request).requests}
@@ -77,7 +77,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
-async def version(request: Request) -> dict[str, object]:
+async def version(request: Request) -> Version:
     """The version of the server. `numerics` names what the tokens depend on besides the request."""
     gateway = gateway_of(request)
     figures = gateway.shards.overview().figures
@@ -90,7 +90,7 @@ async def version(request: Request) -> dict[str, object]:
 
 
 @router.get("/v1/models", **documented(gives=ModelList))
-async def models(request: Request) -> dict[str, object]:
+async def models(request: Request) -> ModelList:
     """The served model under each of its names. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
     gateway = gateway_of(request)
     names = gateway.model.names
@@ -99,7 +99,7 @@ async def models(request: Request) -> dict[str, object]:
 
 
 @router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
-async def model(request: Request, name: str) -> dict[str, object]:
+async def model(request: Request, name: str) -> Model:
     """The model, if it is the served one."""
     gateway = gateway_of(request)
     gateway.validator.check_model(name)
@@ -124,7 +124,7 @@ async def detokenize(request: Request) -> Response:
     return await _off_loop(request, partial(_text, gateway, fields))
 
 
-async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> Response:
+async def _off_loop(request: Request, work: Callable[[], Tokens | Detokenized]) -> Response:
     """The JSON of the result of `work`, which may be long."""
     body = await gateway_of(request).executor.run(
         request.state.tenant, request.state.size, lambda: orjson.dumps(work())
@@ -132,7 +132,7 @@ async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> 
     return Response(body, media_type="application/json")
 
 
-def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
+def _tokens(gateway: Gateway, fields: TokenizeRequest) -> Tokens:
     model = gateway.model
     if fields.messages is not None:
         tokens = chat_tokens(
@@ -154,7 +154,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
     }
 
 
-def _text(gateway: Gateway, fields: DetokenizeRequest) -> dict[str, object]:
+def _text(gateway: Gateway, fields: DetokenizeRequest) -> Detokenized:
     gateway.validator.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
 

@@ -15,6 +15,7 @@ from gateway.executor import INLINE, FairExecutor
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
+from gateway.schemas.answers import ServiceTier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
@@ -295,7 +296,7 @@ def _discarded(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> ServiceTier | None:
     """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
     never for completions. It says how the request is served: in order of arrival there is only one tier."""
     if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
@@ -311,7 +312,7 @@ def plan_of(
     digest: str,
     prompts: list[list[int]],
     sequences: list[NewSequence],
-    tier: str | None,
+    tier: ServiceTier | None,
     extra: bytes,
     texts: Sequence[str],
     reading: Reading,
@@ -352,7 +353,8 @@ def plan_of(
 
 
 def digest_of(fields: GenerationFields) -> str:
-    """Equal for two HTTP requests that ask for the same tokens."""
+    """Equal for two HTTP requests that ask for the same tokens. The order in which a schema declares its fields is part
+    of it: a field that changes its place would rename the requests that use it."""
     given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(given.encode()).hexdigest()
 

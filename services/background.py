@@ -59,9 +59,8 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-async def in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on, but the end of the
-    process does not wait for it, as it would with `asyncio.to_thread`: for a download, that is long."""
+def daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Start `work` in a thread for which the end of the process does not wait."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -74,7 +73,13 @@ async def in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwar
 
     future.set_running_or_notify_cancel()  # so that it takes a result even if nobody waits for that any more
     threading.Thread(target=run, name=work.__name__, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return future
+
+
+async def in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on, but the end of the
+    process does not wait for it, as it would with `asyncio.to_thread`: for a download, that is long."""
+    return await asyncio.wrap_future(daemon_thread(work, *args, **kwargs))
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import json
 import logging
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +35,7 @@ from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
 from actors.ray_private import set_replicas, use_small_head
 from actors.replica import find_model, open_shards
-from services.background import start_thread
+from services.background import daemon_thread, start_thread
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
@@ -43,6 +45,7 @@ from services.settings.settings import Settings
 from services.settings.sources import load
 
 APPLICATION = "orca"  # its name in Serve
+POLL = 0.05  # seconds
 LOOK_EVERY = 1.0  # seconds between looks whether an engine has failed
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
@@ -145,6 +148,7 @@ def _start_ray(settings: Settings, folder: Path) -> None:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
     use_small_head()
+    daemon_thread(importlib.import_module, "actors.app")  # takes a second, in which the head starts
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, settings.most_engines * size),
@@ -170,16 +174,23 @@ def _deploy(settings: Settings, folder: Path) -> None:
     for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
         ensure_engine(settings, index, rank)
 
-    from ray import serve  # takes more than a second, during which the engines begin to load
+    from ray import serve
 
     from actors.app import application, fewest_replicas, serve_logs
 
-    # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
-    serve.start(http_options={"host": "127.0.0.1", "port": settings.port}, logging_config=serve_logs(settings))
     values = settings.with_key_hashes() | {"redis_url": str(url)}
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
+    # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
+    address = {"host": "127.0.0.1", "port": settings.port}
+    # `serve.start` returns when HAProxy runs, for which the replicas need not wait
+    starting = daemon_thread(serve.start, http_options=address, logging_config=serve_logs(settings))
+    while not serve.status().proxies:
+        if starting.done():
+            starting.result()  # it has failed; `serve.run` would start Serve on another address
+        time.sleep(POLL)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
+    starting.result()
 
 
 def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:

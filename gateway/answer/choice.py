@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import CALL, REASONING, STRIDE, TEXT, Parser, Part
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
+from gateway.schemas.answers import ChatFinishReason
 from services.messages import End, Logprobs, PromptLogprobs, TokenEvent
 from services.requests import NO_GRAMMAR, NO_TOKEN_LEFT, FinishReason
 from services.text import Detokenizer, TextTables
 
 UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
-TOOL_CALLS = "tool_calls"  # why a choice ended: it calls tools
+TOOL_CALLS: Final = "tool_calls"  # why a choice ended: it calls tools
+REASONS: dict[FinishReason, ChatFinishReason] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Delta(NamedTuple):
@@ -31,7 +33,7 @@ class Delta(NamedTuple):
     text: str
     tokens: list[int]
     logprobs: list[Logprobs]  # parallel to tokens; empty unless requested
-    finish_reason: str | None  # "stop", "tool_calls" or "length" in the last delta
+    finish_reason: ChatFinishReason | None  # in the last delta
     first: bool  # the first delta of the choice
     parts: list[Part] | None
 
@@ -41,7 +43,7 @@ class Delta(NamedTuple):
 
     @property
     def calls(self) -> list[Part]:
-        """Of each call that the delta begins or continues."""
+        """The parts of calls, one of each call that the delta begins or continues."""
         return [part for part in self.parts or () if part.kind is CALL]
 
 
@@ -192,7 +194,7 @@ class Choice:
         end, texts, pieces = self._end, self._texts, self._parts
         if end is None and not (texts or pieces or (allow_empty and self._tokens)):
             return None
-        reason = None if end is None else TOOL_CALLS if self.calls_tools else end.reason.value
+        reason = None if end is None else TOOL_CALLS if self.calls_tools else REASONS[end.reason]
         if self._parser is None:
             parts, text = None, texts[0] if len(texts) == 1 else "".join(texts)
             self._texts = []

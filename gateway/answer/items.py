@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from gateway.answer.choice import UNANSWERED, Choice, choices_of, failure
 from gateway.answer.logprobs import chat_logprobs
@@ -26,6 +25,7 @@ from gateway.answer.parts import STRIDE, TEXT, Part, PartKind
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError
 from gateway.model import ServedModel
+from gateway.schemas.answers import TokenLogprob
 from services.messages import End, Logprobs, TokenEvent
 from services.text import Tokenizer
 
@@ -42,17 +42,23 @@ class OutputItem:
     kind: PartKind
     call: int = -1
     name: str | None = None
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
+    @property
+    def called(self) -> str:
+        """The name of the called tool. Only of calls."""
+        assert self.name is not None, f"a {self.kind} has no name"
+        return self.name
+
     def continued_by(self, part: Part) -> bool:
         return self.kind is part.kind and self.call == part.call
 
-    def add(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> None:
         self._texts.append(text)
         if logprobs:
             self.logprobs += logprobs
@@ -68,7 +74,7 @@ ADDED, DELTA, DONE = Change  # reading a member of an enum is slow, and each tok
 
 # The change; its item; the number of its first event, which up to two more follow; and what the item gains, perhaps
 # nothing: text and log probabilities. A plain tuple is made fastest: each token of each stream makes one.
-ItemEvent = tuple[Change, OutputItem, int, str, Sequence[dict[str, Any]]]
+ItemEvent = tuple[Change, OutputItem, int, str, Sequence[TokenLogprob]]
 
 
 class Transcript:
@@ -194,11 +200,9 @@ class Transcript:
         self._last = PLACES * part.number
         made.append((DELTA, self.items[-1], self._last, part.text, logprobs))
 
-    def _take_logprobs(self, count: int) -> list[dict[str, Any]]:
+    def _take_logprobs(self, count: int) -> list[TokenLogprob]:
         """The log probabilities of the first `count` tokens that wait."""
-        made: list[dict[str, Any]] = chat_logprobs(self._tokenizer, self._tokens[:count], self._logprobs[:count])[
-            "content"
-        ]
+        made = chat_logprobs(self._tokenizer, self._tokens[:count], self._logprobs[:count])["content"]
         del self._tokens[:count], self._logprobs[:count]
         return made
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
 
+from gateway.schemas.answers import ChatLogprobs, PromptLogprob, ScoredPrompt, TokenLogprob, TopLogprob
+from gateway.schemas.completions import CompletionLogprobs
 from services.messages import Logprobs, PromptLogprobs
 from services.text import TextTables, Tokenizer
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: list[int], logprobs: list[Logprobs]) -> dict[str, Any]:
-    """`{content: [{token, logprob, bytes, top_logprobs}], refusal}`."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: list[int], logprobs: list[Logprobs]) -> ChatLogprobs:
+    """The log probabilities of `tokens` in chat's format."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> TopLogprob:
         data = tokenizer.literal_bytes(token)
         return {"token": data.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
-    content = [
+    content: list[TokenLogprob] = [
         {**entry(token, own.token), "top_logprobs": [entry(*top) for top in own.top]}
         for token, own in zip(tokens, logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-class CompletionLogprobs:
-    """`{tokens, token_logprobs, top_logprobs, text_offset}` of one choice, delta by delta.
+class ChoiceLogprobs:
+    """The log probabilities of one choice in the format of completions, delta by delta.
 
     `text_offset` is the number of characters of the choice's text before the token. For a token that continues a
     character of several bytes it includes that character.
@@ -39,7 +40,7 @@ class CompletionLogprobs:
         self._tables = tables
         self._offset = offset
 
-    def of(self, tokens: list[int], logprobs: list[Logprobs]) -> dict[str, Any]:
+    def of(self, tokens: list[int], logprobs: list[Logprobs]) -> CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
@@ -90,9 +91,9 @@ class Echo:
         self._prompt = prompt
         self.text = given or tokenizer.decode(prompt, skip_special_tokens=False)
 
-    def logprobs(self, scores: PromptLogprobs, count: int) -> dict[str, list[Any]]:
-        """`{tokens, token_logprobs, top_logprobs, text_offset}`, with the `count` likeliest tokens at each position.
-        The first token has no context, so its log probabilities are null."""
+    def logprobs(self, scores: PromptLogprobs, count: int) -> CompletionLogprobs:
+        """The log probabilities of the prompt in the format of completions, with the `count` likeliest tokens at each
+        position. The first token has no context, so its log probabilities are null."""
         tops = [
             completion_entry(self._tokenizer, token, own, top[:count])
             for token, own, _, top in _entries(self._prompt, scores)
@@ -121,16 +122,14 @@ def _entries(prompt: list[int], scores: PromptLogprobs) -> Iterator[tuple[int, f
         yield token, own, rank, top[i * each : (i + 1) * each]
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: list[int], scores: PromptLogprobs, count: int
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, prompt: list[int], scores: PromptLogprobs, count: int) -> ScoredPrompt:
     """vLLM's field: for each token, the token itself and the `count` likeliest tokens by id; null for the first."""
 
-    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+    def entry(token: int, logprob: float, rank: int) -> PromptLogprob:
         text = tokenizer.literal_bytes(token).decode(errors="replace")
         return {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": text}
 
-    made: list[dict[str, Any] | None] = [None]
+    made: ScoredPrompt = [None]
     for token, own, rank, top in _entries(prompt, scores):
         likeliest = {str(id): entry(id, logprob, place) for place, (id, logprob) in enumerate(top[:count], 1)}
         made.append(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.errors import ApiError, Kind
+from gateway.schemas.answers import ServiceTier
 from services import wire
 from services.errors import Unreadable
 
@@ -59,7 +60,7 @@ class Plan:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    service_tier: str | None = None
+    service_tier: ServiceTier | None = None
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
     continuous_usage: bool = False  # with `include_usage`: each chunk has the usage so far

@@ -14,6 +14,7 @@ from gateway.answer.plan import Plan
 from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.pool_client.following import Generation
+from gateway.schemas.messages import Block, CountedTokens, MessageObject, MessageStop, MessageTier
 from services.messages import TokenEvent
 from services.requests import FinishReason
 
@@ -54,7 +55,7 @@ class MessageAnswer:
         return orjson.dumps(message(self._head, self._transcript))
 
 
-def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
+def message(head: MessageHead, transcript: Transcript | None) -> MessageObject:
     """The message after its end; without a transcript as it begins, without content."""
     return {
         "id": head.id,
@@ -63,21 +64,21 @@ def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
         "model": head.model,
         "content": [block(head, item) for item in transcript.items] if transcript else [],
         **stop(transcript),
-        "usage": usage(head, transcript) | {"service_tier": _tier(head.plan)},
+        "usage": {**usage(head, transcript), "service_tier": _tier(head.plan)},
     }
 
 
-def new_block(head: MessageHead, item: OutputItem) -> dict[str, Any]:
+def new_block(head: MessageHead, item: OutputItem) -> Block:
     """The content block as it begins, without content."""
     return _block(head, item, "", {})
 
 
-def block(head: MessageHead, item: OutputItem) -> dict[str, Any]:
+def block(head: MessageHead, item: OutputItem) -> Block:
     """The content block with all of its content."""
     return _block(head, item, item.text, _input(item.text) if item.kind is PartKind.CALL else {})
 
 
-def _block(head: MessageHead, item: OutputItem, text: str, input: object) -> dict[str, Any]:
+def _block(head: MessageHead, item: OutputItem, text: str, input: Any) -> Block:
     match item.kind:
         case PartKind.TEXT:
             return {"type": "text", "text": text, "citations": None}
@@ -85,7 +86,7 @@ def _block(head: MessageHead, item: OutputItem, text: str, input: object) -> dic
             return {"type": "thinking", "thinking": text, "signature": ""}
         case PartKind.CALL:
             id = "toolu_" + call_id(head.id, 0, item.call)
-            return {"type": "tool_use", "id": id, "name": item.name, "input": input}
+            return {"type": "tool_use", "id": id, "name": item.called, "input": input}
 
 
 def _input(arguments: str) -> object:
@@ -98,7 +99,7 @@ def _input(arguments: str) -> object:
     return orjson.Fragment(arguments) if isinstance(parsed, dict) else {}
 
 
-def stop(transcript: Transcript | None) -> dict[str, str | None]:
+def stop(transcript: Transcript | None) -> MessageStop:
     """`stop_reason` and `stop_sequence`. A stop token id is not a stop sequence in Anthropic's API."""
     end = transcript.end if transcript else None
     if transcript is None or end is None:
@@ -110,12 +111,12 @@ def stop(transcript: Transcript | None) -> dict[str, str | None]:
     return {"stop_reason": "tool_use" if transcript.calls_tools else "end_turn", "stop_sequence": None}
 
 
-def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
+def usage(head: MessageHead, transcript: Transcript | None) -> CountedTokens:
     """`input_tokens`: the prompt tokens that were computed; `cache_read_input_tokens`: those from the prefix cache,
     known after the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
     end = transcript.end if transcript else None
     cached = end.cached if end else 0
-    made: dict[str, Any] = {
+    made: CountedTokens = {
         "input_tokens": head.plan.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
@@ -126,5 +127,5 @@ def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
     return made
 
 
-def _tier(plan: Plan) -> str:
+def _tier(plan: Plan) -> MessageTier:
     return "priority" if plan.service_tier == "priority" else "standard"

@@ -9,17 +9,16 @@ from gateway.answer.plan import AnswerKind
 from gateway.anthropic.events import message_event_writer
 from gateway.anthropic.objects import MessageAnswer
 from gateway.endpoint import Endpoint
-from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind
+from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind, MessageError
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, documented
 from gateway.http.headers import Caller, Position
+from gateway.http.openapi import BODY_ERRORS, GENERATION_ERRORS, documented
 from gateway.model import chat_tokens
 from gateway.pool_client.following import Generation
 from gateway.schemas.messages import (
     Conversation,
     CountTokensRequest,
-    MessageError,
     MessageEvent,
     MessageObject,
     MessageRequest,
@@ -73,7 +72,7 @@ class Messages(Endpoint[MessageRequest]):
         statuses=STATUSES,
     ),
 )
-async def count_tokens(request: Request) -> dict[str, int]:
+async def count_tokens(request: Request) -> TokenCount:
     """The number of prompt tokens that the same message would have."""
     gateway = gateway_of(request)
     fields = await parse(request, CountTokensRequest, gateway.limits)

@@ -8,10 +8,10 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from gateway.schemas.batches import BatchError
 from gateway.schemas.json_size import MOST_VALUES, too_many
 
 MAX_ERRORS = 100  # in the object of a failed batch
@@ -26,7 +26,7 @@ class CheckedInput:
 
     starts: array[int] = field(default_factory=lambda: array("Q"))
     lengths: array[int] = field(default_factory=lambda: array("Q"))
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.starts)

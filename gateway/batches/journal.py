@@ -1,6 +1,12 @@
 """BatchJournal: the answers and files that one owner of a batch writes to disk.
 
 All methods block: they are for threads, one call at a time.
+
+Answers are entries in segments. Each owner appends to a segment of its own. An entry is a line: a checksum of the rest,
+the number of the line in the input, 1 for the output file or 0 for the error file, and the JSON for that file. An entry
+that a killed process or a power failure left incomplete has a wrong checksum and is ignored. An owner that has lost its
+lease without knowing it does no harm: the next owner has another file, and of two entries for one line that of the
+earlier owner counts.
 """
 
 from __future__ import annotations
@@ -9,24 +15,35 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
-from gateway.batches.folder import BatchFolder
+from gateway.batches.folder import BatchFolder, BatchRecord, Counts, Final, Progress
 from gateway.batches.input_file import InputLines, check
-from gateway.batches.record import BatchRecord, Counts, Final, Progress, Status
-from gateway.batches.segments import EntryLocation, LineAnswer, SegmentWriter, entry_locations
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile
+from gateway.schemas.batches import EndStatus
 from gateway.schemas.json_size import MOST_VALUES
 
+_HEAD = 9  # bytes: the checksum and a space
 UNANSWERED = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """The answer to line `number`, counted from 0: an entry of the output file if `ok`, else of the error file."""
+
+    number: int
+    ok: bool
+    entry: bytes  # JSON without a line break
 
 
 class BatchJournal:
@@ -78,7 +95,7 @@ class BatchJournal:
         """End the batch because of the errors of its input."""
         self._end(Final("failed", _now(), errors=self.errors))
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: EndStatus) -> None:
         """Write the output and error files and end the batch. Lines without an answer get the error of the status.
 
         If another owner has ended the batch meanwhile, its files are kept and these are discarded.
@@ -111,7 +128,7 @@ class BatchJournal:
         numbers: Sequence[int],
         found: dict[int, EntryLocation],
         segments: Sequence[Path],
-        status: Status,
+        status: EndStatus,
     ) -> str:
         """Write the entries of these lines, in the order of the input, to a file of the tenant. Returns its id."""
         id, now, tenant = self._file_id(self._segment.name, kind), _now(), self.record.tenant
@@ -131,7 +148,7 @@ class BatchJournal:
         return id
 
     def _entries(
-        self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: Status
+        self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: EndStatus
     ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
             used = {location.segment for number in numbers if (location := found.get(number))}
@@ -143,7 +160,7 @@ class BatchJournal:
                 else:
                     yield os.pread(files[location.segment].fileno(), location.length, location.start)
 
-    def _unanswered(self, number: int, status: Status) -> bytes:
+    def _unanswered(self, number: int, status: EndStatus) -> bytes:
         code, message = UNANSWERED[status]
         custom_id = orjson.loads(self.lines.read(number))["custom_id"]
         error = {"code": code, "message": message}
@@ -173,3 +190,61 @@ def entry_id(batch: str, number: int) -> str:
 
 def _now() -> int:
     return int(time.time())
+
+
+class SegmentWriter:
+    """Appends answers to a new segment file of a batch, each durable when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the file at `path`. Raises FileExistsError."""
+        self._file: BinaryIO = path.open("xb", buffering=0)
+
+    def append(self, answers: Iterable[LineAnswer]) -> None:
+        """Append the answers, and sync the file."""
+        data = memoryview(b"".join(map(_packed, answers)))
+        while data:
+            data = data[self._file.write(data) :]
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLocation:
+    """Where the entry of a line is: index of the segment, first byte, length in bytes."""
+
+    segment: int
+    start: int
+    length: int
+    ok: bool
+
+
+def entry_locations(segments: Iterable[Path]) -> dict[int, EntryLocation]:
+    """The location of the valid entry of each answered line."""
+    found: dict[int, EntryLocation] = {}
+    for index, segment in enumerate(segments):
+        for number, location in _entries(index, segment):
+            found.setdefault(number, location)
+    return found
+
+
+def _entries(index: int, segment: Path) -> Iterator[tuple[int, EntryLocation]]:
+    start = 0
+    with segment.open("rb") as file:
+        for line in file:
+            rest = line[_HEAD:-1]
+            if line.endswith(b"\n") and line[:_HEAD] == _checksum(rest):
+                number, ok, _ = rest.split(b" ", 2)
+                head = _HEAD + len(number) + len(ok) + 2
+                yield int(number), EntryLocation(index, start + head, len(line) - head - 1, ok == b"1")
+            start += len(line)
+
+
+def _packed(answer: LineAnswer) -> bytes:
+    rest = b"%d %d %b" % (answer.number, answer.ok, answer.entry)
+    return _checksum(rest) + rest + b"\n"
+
+
+def _checksum(data: bytes) -> bytes:
+    return b"%08x " % zlib.crc32(data)

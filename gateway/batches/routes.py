@@ -1,24 +1,64 @@
-"""OpenAI's routes for batches."""
+"""OpenAI's routes for batches. A batch can ask every endpoint that is registered as one for batches."""
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import AfterValidator, Field, StringConstraints
 
-from gateway.batches.folder import BatchFolder, BatchFolders
-from gateway.batches.record import BatchRecord
-from gateway.batches.request import BatchRequest, window_seconds
+from gateway.batches.folder import BatchFolder, BatchFolders, BatchRecord
+from gateway.endpoints import BATCHED
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
 from gateway.files.routes import store_of
 from gateway.files.store import FileStore, new_id, tenant_folder
 from gateway.gateway import gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import BODY_ERRORS, documented
+from gateway.http.openapi import BODY_ERRORS, documented
 from gateway.http.pages import AFTER, limit_of, limit_parameter, page, start_of
 from gateway.schemas.batches import BatchList, BatchObject
+from gateway.schemas.strict import Strict
+
+MAX_WINDOW = 30 * 86_400  # seconds
+_WINDOW = re.compile(r"([0-9]{1,7})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def window_seconds(window: str) -> int:
+    """The seconds of a completion window, a number with a unit such as `24h`. Raises ValueError."""
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 1 <= seconds <= MAX_WINDOW:
+        raise ValueError(f"must be a number of s, m, h or d, like '24h', at most {MAX_WINDOW // 86_400}d")
+    return seconds
+
+
+def _checked(window: str) -> str:
+    window_seconds(window)
+    return window
+
+
+class ExpiresAfter(Strict):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class BatchRequest(Strict):
+    input_file_id: Annotated[str, Field(max_length=100)]
+    endpoint: Literal[BATCHED]  # type: ignore[valid-type]  # mypy knows literals in the source alone
+    completion_window: Annotated[str, AfterValidator(_checked)]
+    metadata: (
+        Annotated[
+            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+    output_expires_after: ExpiresAfter | None = None
+
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 MAX_OPEN = 100  # unfinished batches per tenant
@@ -37,7 +77,7 @@ router = APIRouter(prefix="/v1/batches")
         errors=(*BODY_ERRORS, Kind.NO_SUCH_OBJECT, Kind.TOO_MANY_BATCHES, Kind.FILES_FULL),
     ),
 )
-async def create(request: Request) -> dict[str, Any]:
+async def create(request: Request) -> BatchObject:
     """Begins to answer the lines of a file, after all other requests."""
     gateway = gateway_of(request)
     fields = await parse(request, BatchRequest, gateway.limits)
@@ -47,7 +87,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 @router.get("", **documented(gives=BatchList, parameters=LISTING, errors=ERRORS))
-async def listed(request: Request) -> dict[str, Any]:
+async def listed(request: Request) -> BatchList:
     """The tenant's batches, the newest first."""
     limit = limit_of(request, DEFAULT_PAGE, MAX_PAGE)
     folders = await disk.in_thread(_batches(request).of_tenant, tenant_folder(request.state.tenant))
@@ -58,13 +98,13 @@ async def listed(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{id}", **documented(gives=BatchObject, errors=ERRORS))
-async def retrieve(request: Request, id: str) -> dict[str, Any]:
+async def retrieve(request: Request, id: str) -> BatchObject:
     """The batch with its progress."""
     return await _body(_found(request, id))
 
 
 @router.post("/{id}/cancel", **documented(gives=BatchObject, errors=ERRORS))
-async def cancel(request: Request, id: str) -> dict[str, Any]:
+async def cancel(request: Request, id: str) -> BatchObject:
     """Ends a batch; its answers so far remain available."""
     folder = _found(request, id)
     status = (await _body(folder))["status"]
@@ -125,7 +165,7 @@ def _found(request: Request, id: str) -> BatchFolder:
     return _batches(request).at(tenant_folder(request.state.tenant), id)
 
 
-async def _body(folder: BatchFolder) -> dict[str, Any]:
+async def _body(folder: BatchFolder) -> BatchObject:
     body = await disk.in_thread(folder.body)
     if body is None:
         raise _missing(folder.id)

@@ -8,20 +8,20 @@ import logging
 import time
 from collections import Counter
 
-from gateway.batches.folder import BatchFolder, BatchFolders
+from gateway.batches.folder import BatchFolder, BatchFolders, BatchRecord, Final
 from gateway.batches.lease import LEASE, BatchLease
-from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.gateway import Gateway
+from gateway.schemas.batches import BatchError
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
 MAX_RUNNING = 8  # batches at once, and the first of each tenant; further ones wait, the oldest first
 
-INPUT_GONE = {
+INPUT_GONE: BatchError = {
     "code": "input_file_gone",
     "message": "The input of this batch is gone from the server's disk.",
     "param": "input_file_id",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
@@ -12,7 +10,7 @@ from gateway.errors import Kind
 from gateway.files import disk
 from gateway.files.store import FileStore
 from gateway.files.upload import receive
-from gateway.http.documented import documented, query
+from gateway.http.openapi import documented, query
 from gateway.http.pages import AFTER, ORDER, limit_of, limit_parameter, newest_first, page, start_of
 from gateway.schemas.batches import FileDeleted, FileList, FileObject, FileUpload
 
@@ -43,7 +41,7 @@ def store_of(request: Request) -> FileStore:
         errors=(*ERRORS, Kind.BODY_TOO_LARGE, Kind.FILES_FULL),
     ),
 )
-async def create(request: Request) -> dict[str, Any]:
+async def create(request: Request) -> FileObject:
     """Stores the input file of a batch; `expires_after[anchor]` and `expires_after[seconds]` limit its life."""
     return (await receive(request, store_of(request), request.state.tenant)).body()
 
@@ -64,7 +62,7 @@ async def listed(request: Request) -> Response:
 
 
 @router.get("/{id}", **documented(gives=FileObject, errors=ERRORS))
-async def retrieve(request: Request, id: str) -> dict[str, Any]:
+async def retrieve(request: Request, id: str) -> FileObject:
     """The file object."""
     return (await disk.in_thread(store_of(request).get, request.state.tenant, id)).body()
 
@@ -78,7 +76,7 @@ async def content(request: Request, id: str) -> Response:
 
 
 @router.delete("/{id}", **documented(gives=FileDeleted, errors=ERRORS))
-async def delete(request: Request, id: str) -> dict[str, Any]:
+async def delete(request: Request, id: str) -> FileDeleted:
     """Deletes the file; a batch that reads it continues."""
     await disk.in_thread(store_of(request).delete, request.state.tenant, id)
     return {"id": id, "object": "file", "deleted": True}

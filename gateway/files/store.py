@@ -22,6 +22,7 @@ import orjson
 
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
+from gateway.schemas.batches import Expiry, FileObject, FilePurpose
 from services.settings.constants import Constants
 
 STALE = 86_400.0  # seconds after which an incomplete file is that of a killed process
@@ -49,7 +50,7 @@ class StoredFile:
     bytes: int
     created_at: int
     filename: str
-    purpose: str
+    purpose: FilePurpose
     expires_at: int | None = None
 
     @classmethod
@@ -60,14 +61,23 @@ class StoredFile:
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> FileObject:
         """OpenAI's file object."""
-        body = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
-        return body | {"object": "file", "status": "processed"}
+        expiry: Expiry = {} if self.expires_at is None else {"expires_at": self.expires_at}
+        return {
+            "id": self.id,
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            **expiry,
+            "object": "file",
+            "status": "processed",
+        }
 
 
 class FileStore:
-    """`root`: one folder for all gateways, on shared storage if they run on several nodes."""
+    """The files of all tenants. `root`: one folder for all gateways, on shared storage if they run on several nodes."""
 
     def __init__(self, root: Path, constants: Constants) -> None:
         self.root = root

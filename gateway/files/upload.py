@@ -76,7 +76,7 @@ def _store(store: FileStore, tenant: str, id: str, form: _Form, content: Path) -
     created = int(time.time())
     life = _life(form.fields)
     store.check_room(tenant, 0)  # the content is already there, in a temporary file
-    file = StoredFile(id, form.size, created, form.filename, purpose, created + life if life else None)
+    file = StoredFile(id, form.size, created, form.filename, "batch", created + life if life else None)
     store.add(tenant, file, content)
     return file
 

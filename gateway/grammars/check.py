@@ -11,9 +11,8 @@ from threading import Lock
 from gateway.answer.reading import PLAIN, Reading
 from gateway.errors import ApiError, Kind
 from gateway.grammars.response_format import rule_of
-from gateway.grammars.rules import Rule, json_rule
+from gateway.grammars.rules import Rule, json_rule, with_reasoning
 from gateway.grammars.schema_checks import check_multiples
-from gateway.grammars.thinking import with_reasoning
 from gateway.grammars.tools import tool_rule
 from gateway.model import ServedModel
 from gateway.schemas.generation import GenerationFields

@@ -1,4 +1,6 @@
-"""Rules: pieces of grammars in llguidance's Lark, from which the grammar of a whole output is put together."""
+"""Rules: pieces of grammars in llguidance's Lark, from which the grammar of a whole output is put together.
+
+The reasoning of a model is free, and the answer after it is constrained (`with_reasoning`)."""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from services.errors import GrammarError
 from services.grammar.compiler import LONGEST
 from services.text import TextTables
 
+MAX_SPACE = 8  # characters between the thinking and the answer
 # JSON has no whitespace but the spaces that models put after a comma and a colon. Otherwise a model could go on with
 # whitespace for ever.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -96,3 +99,25 @@ def repeated(rule: Rule, operator: str = "*") -> Rule:
 def _joined(separator: str, rules: Sequence[Rule]) -> Rule:
     expression = separator.join(rule.expression for rule in rules)
     return Rule(f"({expression})", tuple(grammar for rule in rules for grammar in rule.grammars))
+
+
+def with_reasoning(rule: Rule, tables: TextTables, opened: bool, begin: str = "<think>", end: str = "</think>") -> Rule:
+    """The texts of `rule` after free thinking that `end` closes. `opened`: the prompt ends inside the thinking.
+    Otherwise the output may begin with `begin`, or have no thinking. For a prompt that ends after the thinking, `rule`
+    itself is the rule.
+
+    The thinking contains no special tokens but `begin` and `end`, if these are special."""
+    thinking = _thinking(tables, end)
+    if opened:
+        return sequence(thinking, rule)
+    return sequence(repeated(sequence(token_rule(begin, tables), thinking), "?"), rule)
+
+
+def _thinking(tables: TextTables, end: str) -> Rule:
+    mark = token_rule(end, tables)
+    space = f"/\\s{{0,{MAX_SPACE}}}/"
+    if mark != text_rule(end):
+        lines = [f"start: TEXT {mark.expression} {space}", r"TEXT: /(.|\n)*/"]
+    else:  # lazy: the first `end` ends it
+        lines = [f"start: thinking {space}", f"thinking[lazy]: TEXT {mark.expression}", r"TEXT: /(.|\n)*/"]
+    return Rule("@thinking", (("thinking", "\n".join(lines)),))

@@ -24,7 +24,8 @@ _EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}(?:-[1-9][0-9]{0,2})?):(
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`resumable`: without followers the request continues for the pool's grace period; `background`: to its end.
+    """Who asks, and how the request is to be treated. `resumable`: without followers it continues for the pool's grace
+    period; `background`: to its end.
 
     `queue_timeout`: seconds within which an engine must begin the request; None: the setting. `size`: bytes of the
     body. `queue`: the queue for work off the event loop; by default the tenant's. `named_by_fields`: with a key, the id
@@ -102,7 +103,8 @@ class Position:
 
     @classmethod
     def of_post(cls, request: Request, stream: bool) -> Self | None:
-        """The same for a POST. Raises ApiError also if the header is present and no stream is requested."""
+        """The value of `Last-Event-ID` in a POST; None without the header. Raises ApiError, also if the header is
+        present and no stream is requested."""
         position = cls.of(request)
         if position is not None and not stream:
             raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")

@@ -1,4 +1,4 @@
-"""The middleware of every request, from the outside in: request ids, `Host` and `Origin`, API keys.
+"""The middleware of every request, from the outside in: request ids, `Host` and `Origin`, API keys, HEAD.
 
 All of it is plain ASGI, so that it costs nothing per chunk of a stream.
 """
@@ -25,12 +25,10 @@ REQUEST_ID = b"x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"
 MAX_ID_BYTES = 256
 SERVER_SEND = "orca.send"  # in the scope: `send` without the middleware below, which only looks at the response's start
-
 PROBES = frozenset({"/health", "/ping", "/ready"})  # requested by address; they contain no information
 METRICS = "/metrics"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ANY = "*"
-
 DOCS = {
     "/openapi.json",
     "/docs",
@@ -175,6 +173,30 @@ class AuthenticationMiddleware:
 
     def _keyed_hash(self, hashed: str) -> bytes:
         return hmac.digest(self._secret, hashed.encode(), "sha256")
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET without the body. What a GET would stream ends at its head, as if the client had left."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self._app(scope, receive, send)
+        started = False
+
+        async def heard() -> Message:
+            return {"type": "http.disconnect"} if started else await receive()
+
+        async def begin(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+
+        return await self._app({**scope, "method": "GET"}, heard, begin)
 
 
 def is_open(path: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
-from gateway.http.documented import query
+from gateway.http.openapi import query
+from gateway.schemas.answers import Page, T
 
 ORDERS = ("asc", "desc")
 ORDER = query("order", {"type": "string", "enum": list(ORDERS), "default": "desc"}, "desc: the newest first.")
@@ -51,7 +52,7 @@ def start_of(request: Request, ids: Sequence[str], prefix: str, newest_first: bo
     return sum(id >= after for id in ids) if newest_first else sum(id <= after for id in ids)
 
 
-def page(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+def page(objects: list[T], has_more: bool) -> Page[T]:
     """OpenAI's list object. Without objects, its ids are "", because OpenAI's document requires strings."""
     first, last = (objects[0]["id"], objects[-1]["id"]) if objects else ("", "")
     return {"object": "list", "data": objects, "first_id": first, "last_id": last, "has_more": has_more}

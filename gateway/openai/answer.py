@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 import orjson
 
 from gateway.answer.choice import Choice, Delta, call_id, choices_of, tables_of
-from gateway.answer.logprobs import CompletionLogprobs, Echo, chat_logprobs, prompt_logprobs
+from gateway.answer.logprobs import ChoiceLogprobs, Echo, chat_logprobs, prompt_logprobs
 from gateway.answer.parts import Part
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
+from gateway.schemas.answers import ChatLogprobs, ScoredPrompt, Usage
+from gateway.schemas.chat import (
+    AnswerCall,
+    CallDelta,
+    ChatAnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatDelta,
+    FunctionDelta,
+    Served,
+)
+from gateway.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 from services.messages import TokenEvent
 
 CALL_PREFIX = "call_"
@@ -42,7 +53,7 @@ class Answer:
         self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
         offsets = [len(echo.text) for echo in self._echoes] or [0] * plan.choices
         tables = tables_of(plan, model)
-        self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
+        self._completion_logprobs = [ChoiceLogprobs(model.tokenizer, tables, offset) for offset in offsets]
 
     @property
     def ended(self) -> bool:
@@ -77,11 +88,11 @@ class Answer:
         text = f"'Last-Event-ID' counts {choice.sent} events of choice {choice.index}, there are {choice.added}."
         return ApiError(Kind.INVALID, text, "Last-Event-ID")
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """Each prompt counts once. Its cached tokens are those of its first choice, as if `n` were 1: the other choices
         find what the first one computed."""
         prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
-        usage: dict[str, Any] = {
+        usage: Usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
@@ -92,93 +103,138 @@ class Answer:
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 
-    def usage_so_far(self, choice: Choice) -> dict[str, int]:
+    def usage_so_far(self, choice: Choice) -> Usage:
         """The usage up to the last delta of one choice, as vLLM counts it for `continuous_usage_stats`."""
         prompt, completion = self.plan.prompt_tokens, min(choice.sent, choice.completion_tokens)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, choice: Choice, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None:
         """The log probabilities of a delta in the format of its API; None unless requested."""
+        return self._chat_logprobs(delta) if self.plan.chat else self._text_logprobs(choice, delta)
+
+    def _chat_logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return chat_logprobs(self.model.tokenizer, delta.tokens, delta.logprobs) if self.plan.with_logprobs else None
+
+    def _text_logprobs(self, choice: Choice, delta: Delta) -> CompletionLogprobs | None:
         if not self.plan.with_logprobs:
             return None
-        if self.plan.chat:
-            return chat_logprobs(self.model.tokenizer, delta.tokens, delta.logprobs)
         made = self._completion_logprobs[choice.index].of(delta.tokens, delta.logprobs)
         if delta.first and self._echoes:
             assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
             before = self._echoes[choice.index].logprobs(choice.prompt_logprobs, self.plan.logprobs)
-            made = {name: before[name] + values for name, values in made.items()}
+            return {
+                "tokens": before["tokens"] + made["tokens"],
+                "token_logprobs": before["token_logprobs"] + made["token_logprobs"],
+                "top_logprobs": before["top_logprobs"] + made["top_logprobs"],
+                "text_offset": before["text_offset"] + made["text_offset"],
+            }
         return made
 
     def text(self, choice: Choice, delta: Delta) -> str:
         """The text of a delta, after the prompt if the prompt is echoed and the delta is the first one."""
         return self._echoes[choice.index].text + delta.text if delta.first and self._echoes else delta.text
 
-    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def delta(self, choice: Choice, delta: Delta) -> ChatDelta:
         """The delta of a chunk of a chat with a parser. It has what `delta` has: several fields, or none."""
-        made: dict[str, Any] = {}
+        made: ChatDelta = {}
         if delta.text:
             made["content"] = delta.text
         if delta.reasoning:
             made["reasoning_content"] = made["reasoning"] = delta.reasoning
         if calls := delta.calls:
-            made["tool_calls"] = [{"index": part.call} | self._call(choice, part) for part in calls]
+            made["tool_calls"] = [self._call_delta(choice, part) for part in calls]
         return made
 
-    def _message(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def _message(self, choice: Choice, delta: Delta) -> ChatAnswerMessage:
         """The message of a chat. Its content is null if it has none besides calls or reasoning."""
         calls, reasoning = delta.calls, delta.reasoning
         text = delta.text or (None if calls or reasoning else "")
-        made: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        made: ChatAnswerMessage = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             made["reasoning_content"] = made["reasoning"] = reasoning
         if calls:
             made["tool_calls"] = [self._call(choice, part) for part in calls]
         return made
 
-    def _call(self, choice: Choice, part: Part) -> dict[str, Any]:
-        """A call, or a further piece of its arguments."""
-        if part.name is None:
-            return {"function": {"arguments": part.text}}
+    def _call(self, choice: Choice, part: Part) -> AnswerCall:
+        assert part.name is not None, f"choice {choice.index} has a call without a name"
         id = CALL_PREFIX + call_id(self.request, choice.index, part.call)
         return {"id": id, "type": "function", "function": {"name": part.name, "arguments": part.text}}
 
+    def _call_delta(self, choice: Choice, part: Part) -> CallDelta:
+        """A call, or a further piece of its arguments."""
+        if part.name is None:
+            return {"index": part.call, "function": {"arguments": part.text}}
+        call = self._call(choice, part)
+        function: FunctionDelta = {"name": part.name, "arguments": part.text}
+        return {"index": part.call, "id": call["id"], "type": call["type"], "function": function}
+
     def body(self) -> bytes:
         """The whole answer as JSON, once `ended`."""
-        chat = self.plan.chat
-        body: dict[str, Any] = {
+        return orjson.dumps(self._chat() if self.plan.chat else self._completion())
+
+    def _chat(self) -> ChatCompletion:
+        first, tier = self.choices[0], self.plan.service_tier
+        served: Served = {} if tier is None else {"service_tier": tier}
+        return {
             "id": self.request,
-            "object": "chat.completion" if chat else "text_completion",
+            "object": "chat.completion",
             "created": self.plan.created,
             "model": self.model.name,
-            "choices": [self._choice(choice) for choice in self.choices],
+            "choices": [self._chat_choice(choice) for choice in self.choices],
+            "usage": self.usage(),
+            **served,
+            "prompt_token_ids": self._prompt_token_ids(first),
+            "prompt_logprobs": self._prompt_logprobs(first),
+        }
+
+    def _completion(self) -> Completion:
+        return {
+            "id": self.request,
+            "object": "text_completion",
+            "created": self.plan.created,
+            "model": self.model.name,
+            "choices": [self._text_choice(choice) for choice in self.choices],
             "usage": self.usage(),
         }
-        if self.plan.service_tier is not None:
-            body["service_tier"] = self.plan.service_tier
-        if chat:
-            body |= self._of_prompt(self.choices[0])
-        return orjson.dumps(body)
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _chat_choice(self, choice: Choice) -> ChatChoice:
         delta = choice.take()
         assert delta is not None, f"choice {choice.index} has not ended"
-        made: dict[str, Any] = {"index": choice.index}
-        if self.plan.chat:
-            made["message"] = self._message(choice, delta)
-        else:
-            made["text"] = self.text(choice, delta)
-        made["logprobs"] = self.logprobs(choice, delta)
-        made["finish_reason"] = delta.finish_reason
-        made["stop_reason"] = choice.stop_reason
-        made["token_ids"] = delta.tokens if self.plan.return_token_ids else None
-        return made if self.plan.chat else made | self._of_prompt(choice)
+        assert delta.finish_reason is not None, f"choice {choice.index} has not ended"
+        return {
+            "index": choice.index,
+            "message": self._message(choice, delta),
+            "logprobs": self._chat_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": delta.tokens if self.plan.return_token_ids else None,
+        }
 
-    def _of_prompt(self, choice: Choice) -> dict[str, Any]:
-        """vLLM's fields of a prompt; null if the request does not ask for them."""
-        ids, count, logprobs = self.plan.return_token_ids, self.plan.prompt_logprobs, None
-        if count is not None:
-            assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
-            prompt = self.plan.prompt_of(choice.index)
-            logprobs = prompt_logprobs(self.model.tokenizer, prompt, choice.prompt_logprobs, count)
-        return {"prompt_token_ids": self.plan.prompt_of(choice.index) if ids else None, "prompt_logprobs": logprobs}
+    def _text_choice(self, choice: Choice) -> CompletionChoice:
+        delta = choice.take()
+        assert delta is not None, f"choice {choice.index} has not ended"
+        reason = delta.finish_reason
+        assert reason == "stop" or reason == "length", f"a completion ends by {reason}"
+        return {
+            "index": choice.index,
+            "text": self.text(choice, delta),
+            "logprobs": self._text_logprobs(choice, delta),
+            "finish_reason": reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": delta.tokens if self.plan.return_token_ids else None,
+            "prompt_token_ids": self._prompt_token_ids(choice),
+            "prompt_logprobs": self._prompt_logprobs(choice),
+        }
+
+    def _prompt_token_ids(self, choice: Choice) -> list[int] | None:
+        """vLLM's field; None if the request does not ask for it."""
+        return self.plan.prompt_of(choice.index) if self.plan.return_token_ids else None
+
+    def _prompt_logprobs(self, choice: Choice) -> ScoredPrompt | None:
+        """vLLM's field; None if the request does not ask for it."""
+        count, scores = self.plan.prompt_logprobs, choice.prompt_logprobs
+        if count is None:
+            return None
+        assert scores is not None, f"choice {choice.index} has a prompt without log probabilities"
+        return prompt_logprobs(self.model.tokenizer, self.plan.prompt_of(choice.index), scores, count)

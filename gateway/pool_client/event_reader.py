@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 
 class EventReader:
-    """`lost`: followed requests that the pool does not know, with the time (loop's clock) at which this was noticed."""
+    """Reads the event stream of one gateway in one pool. `lost`: followed requests that the pool does not know, with
+    the time (loop's clock) at which this was noticed."""
 
     def __init__(self, pool: RequestPool, gateway: str) -> None:
         self._pool = pool

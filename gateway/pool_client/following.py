@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class Generations:
-    """`receive`, in every method, reports when the client disconnects; None: the caller closes the generation."""
+    """Submits, finds and follows requests of one pool. `receive`, in every method, reports when the client disconnects;
+    None: the caller closes the generation."""
 
     def __init__(
         self,

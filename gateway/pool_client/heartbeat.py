@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`gauges` returns what the gateway reports of itself. `settings` is what it says of its settings.
-    `on_missed` is awaited when this gateway may have missed
-    events. It may raise PoolUnavailable."""
+    """Reports to one pool each second, and reads its overview. `gauges` returns what the gateway reports of itself.
+    `settings` is what it says of its settings. `on_missed` is awaited when this gateway may have missed events. It may
+    raise PoolUnavailable."""
 
     def __init__(
         self,

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 
 class Shards:
-    """`receive`, in every method, reports when the client disconnects; None: the caller closes the generation."""
+    """The pools of this gateway. `receive`, in every method, reports when the client disconnects; None: the caller
+    closes the generation."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.all = list(shards)
@@ -164,7 +165,7 @@ class Shards:
 
     @property
     def known_figures(self) -> list[EngineFigures]:
-        """Of each shard whose engines are known, those of the largest one."""
+        """The figures of the largest engine of each shard whose engines are known."""
         return [view.figures for shard in self.all if (view := shard.heartbeat.known) and view.figures]
 
     async def figures(self) -> EngineFigures | None:

@@ -7,7 +7,6 @@ parser 2 and 3 add the message before its first token; with a parser an item is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 
@@ -15,16 +14,32 @@ from gateway.answer.choice import UNANSWERED
 from gateway.answer.items import ADDED, DELTA, OutputItem, Transcript
 from gateway.answer.parts import PartKind
 from gateway.errors import ApiError
-from gateway.responses.objects import ResponseHead, content_part, empty_response, new_item, output_item, response
+from gateway.responses.objects import (
+    ResponseHead,
+    empty_response,
+    new_item,
+    output_item,
+    reasoning_part,
+    response,
+    text_part,
+)
+from gateway.schemas import response_answers as answers
+from gateway.schemas.answers import TokenLogprob
 from services.messages import TokenEvent
 from services.requests import FinishReason
 
 LAST_OPENING = 3
 CLOSING = 4  # the number of the last event, after those of the items
 DELTAS = {
-    PartKind.TEXT: "response.output_text",
-    PartKind.REASONING: "response.reasoning_text",
-    PartKind.CALL: "response.function_call_arguments",
+    PartKind.TEXT: b"response.output_text.delta",
+    PartKind.REASONING: b"response.reasoning_text.delta",
+    PartKind.CALL: b"response.function_call_arguments.delta",
+}
+ENDS: dict[answers.ResponseStatus, answers.EndEventType] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "cancelled": "response.incomplete",  # OpenAI has no event for a cancelled response
+    "failed": "response.failed",
 }
 
 
@@ -49,8 +64,8 @@ class ResponseEventWriter:
     def created(self) -> bytes:
         """The event of the accepted request, which precedes all others."""
         self._created = True
-        status = "queued" if self._head.background else "in_progress"
-        return self._event("response.created", 0, {"response": empty_response(self._head, status)})
+        made = empty_response(self._head, "queued" if self._head.background else "in_progress")
+        return self._event({"type": "response.created", "response": made, "sequence_number": 0})
 
     def write(self, events: list[TokenEvent]) -> bytes:
         """The frames of `events`, including the closing ones after the end; b"" while their text is held back."""
@@ -76,51 +91,91 @@ class ResponseEventWriter:
         it, after which the stream can be resumed."""
         self._failed = True
         details = error.body()["error"]
-        data = details | {"type": "error", "error": details, "sequence_number": self._last}
-        return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"
+        event: answers.ErrorEvent = {
+            "message": error.message,
+            "type": "error",
+            "param": error.param,
+            "code": details["code"],
+            "error": details,
+            "sequence_number": self._last,
+        }
+        return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
     def _opening(self) -> list[bytes]:
         self._opened = True
-        frames = [self._event("response.in_progress", 1, {"response": empty_response(self._head, "in_progress")})]
-        return frames if self._transcript.parsed else frames + self._added(self._transcript.items[0], 2)
+        begun = empty_response(self._head, "in_progress")
+        frame = self._event({"type": "response.in_progress", "response": begun, "sequence_number": 1})
+        return [frame] if self._transcript.parsed else [frame, *self._added(self._transcript.items[0], 2)]
 
     def _added(self, item: OutputItem, number: int) -> list[bytes]:
-        """A call has no content part."""
-        added = {"output_index": item.index, "item": new_item(self._head, item)}
-        frames = [self._event("response.output_item.added", number, added)]
-        if item.kind is not PartKind.CALL:
-            part = self._place(item) | {"part": content_part(item.kind)}
-            frames.append(self._event("response.content_part.added", number + 1, part))
-        return frames
+        part = self._part_events("response.content_part.added", item, number + 1)
+        return [self._item_event("response.output_item.added", item, new_item(self._head, item), number), *part]
 
     def _item_done(self, item: OutputItem, number: int) -> list[bytes]:
-        text = item.text
-        done, place = DELTAS[item.kind] + ".done", self._place(item)
-        if item.kind is PartKind.CALL:
-            frames = [self._event(done, number, place | {"name": item.name, "arguments": text})]
-        else:
-            logprobs = {"logprobs": item.logprobs} if item.kind is PartKind.TEXT else {}
-            part = {"part": content_part(item.kind, text, item.logprobs)}
-            frames = [
-                self._event(done, number, place | {"text": text} | logprobs),
-                self._event("response.content_part.done", number + 1, place | part),
-            ]
-        whole = {"output_index": item.index, "item": output_item(self._head, self._transcript, item)}
-        return [*frames, self._event("response.output_item.done", number + 2, whole)]
+        text, last = item.text, output_item(self._head, self._transcript, item)
+        done = self._event(self._text_done(item, text, number))
+        part = self._part_events("response.content_part.done", item, number + 1, text, item.logprobs)
+        return [done, *part, self._item_event("response.output_item.done", item, last, number + 2)]
+
+    def _text_done(
+        self, item: OutputItem, text: str, number: int
+    ) -> answers.TextDone | answers.ReasoningDone | answers.ArgumentsDone:
+        match item.kind:
+            case PartKind.TEXT:
+                return {
+                    "type": "response.output_text.done",
+                    **self._part_place(item),
+                    "text": text,
+                    "logprobs": item.logprobs,
+                    "sequence_number": number,
+                }
+            case PartKind.REASONING:
+                return {
+                    "type": "response.reasoning_text.done",
+                    **self._part_place(item),
+                    "text": text,
+                    "sequence_number": number,
+                }
+            case PartKind.CALL:
+                return {
+                    "type": "response.function_call_arguments.done",
+                    **self._item_place(item),
+                    "name": item.called,
+                    "arguments": text,
+                    "sequence_number": number,
+                }
 
     def _closing(self) -> bytes:
-        """OpenAI has no event for a cancelled response: it is incomplete, with the status `cancelled`."""
         whole = response(self._head, self._transcript)
-        kind = "incomplete" if whole["status"] == "cancelled" else whole["status"]
-        return self._event(
-            f"response.{kind}", LAST_OPENING + self._transcript.last_number + CLOSING, {"response": whole}
-        )
+        number = LAST_OPENING + self._transcript.last_number + CLOSING
+        return self._event({"type": ENDS[whole["status"]], "response": whole, "sequence_number": number})
 
-    def _place(self, item: OutputItem) -> dict[str, Any]:
-        place = {"item_id": self._head.id_of(item), "output_index": item.index}
-        return place if item.kind is PartKind.CALL else place | {"content_index": 0}
+    def _item_event(
+        self, type: answers.ItemEventType, item: OutputItem, made: answers.ResponseItem, number: int
+    ) -> bytes:
+        return self._event({"type": type, "output_index": item.index, "item": made, "sequence_number": number})
 
-    def _delta(self, item: OutputItem, number: int, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    def _part_events(
+        self,
+        type: answers.PartEventType,
+        item: OutputItem,
+        number: int,
+        text: str = "",
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> list[bytes]:
+        """The event of the item's content part. A call has none."""
+        if item.kind is PartKind.CALL:
+            return []
+        part = reasoning_part(text) if item.kind is PartKind.REASONING else text_part(text, logprobs)
+        return [self._event({"type": type, **self._part_place(item), "part": part, "sequence_number": number})]
+
+    def _item_place(self, item: OutputItem) -> answers.ItemPlace:
+        return {"item_id": self._head.id_of(item), "output_index": item.index}
+
+    def _part_place(self, item: OutputItem) -> answers.PartPlace:
+        return {**self._item_place(item), "content_index": 0}
+
+    def _delta(self, item: OutputItem, number: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         if number <= self._after or not (text or logprobs):
             return b""
         if item is not self._delta_item:
@@ -133,13 +188,13 @@ class ResponseEventWriter:
     def _begin_deltas(self, item: OutputItem) -> None:
         """The constant parts of deltas are encoded once for each item, because every token takes this path."""
         self._delta_item, self._scored = item, item.kind is PartKind.TEXT
-        self._delta_kind = DELTAS[item.kind].encode() + b".delta"
-        self._delta_head = b'{"type":"%s",%s,"delta":' % (self._delta_kind, orjson.dumps(self._place(item))[1:-1])
+        self._delta_kind = DELTAS[item.kind]
+        place = self._item_place(item) if item.kind is PartKind.CALL else self._part_place(item)
+        self._delta_head = b'{"type":"%s",%s,"delta":' % (self._delta_kind, orjson.dumps(place)[1:-1])
 
-    def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
-        if number <= self._after:
-            return b""
-        return self._frame(kind.encode(), number, orjson.dumps({"type": kind, **fields, "sequence_number": number}))
+    def _event(self, event: answers.ResponseEvent) -> bytes:
+        number = event["sequence_number"]
+        return b"" if number <= self._after else self._frame(event["type"].encode(), number, orjson.dumps(event))
 
     def _frame(self, kind: bytes, number: int, data: bytes) -> bytes:
         self._last = number

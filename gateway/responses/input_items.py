@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
 from gateway.http.pages import limit_of, newest_first, page
-from gateway.responses.objects import ResponseHead
+from gateway.responses.objects import ResponseHead, reasoning_part, text_part
 from gateway.responses.stored import StoredResponse
 from gateway.schemas.chat import Message
+from gateway.schemas.response_answers import InputItem, InputItemList, InputText
 from gateway.schemas.responses import INCLUDABLE
 
 MAX_LIMIT = 100
@@ -39,7 +40,7 @@ class PageQuery:
         return cls(limit, newest, query.get("after"))
 
 
-def page_of_items(stored: StoredResponse, query: PageQuery) -> dict[str, Any]:
+def page_of_items(stored: StoredResponse, query: PageQuery) -> InputItemList:
     """OpenAI's list of the items that the response was made from, including earlier turns, without instructions.
 
     Raises ApiError if `query.after` names none of them.
@@ -66,19 +67,35 @@ def item_ids(head: ResponseHead, given: Sequence[str | None]) -> list[str]:
     return list(ids)
 
 
-def _item(id: str, message: Message) -> dict[str, Any]:
+def _item(id: str, message: Message) -> InputItem:
     if message.tool_calls:
         (call,) = message.tool_calls
-        fields = {"call_id": call.id, "name": call.function.name, "arguments": call.function.arguments}
-        return {"id": id, "type": "function_call", "status": "completed", **fields}
+        arguments = call.function.arguments
+        assert call.id is not None, "a call of the API has an id"
+        assert isinstance(arguments, str), "a call of the API has its arguments as text"
+        return {
+            "id": id,
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.function.name,
+            "arguments": arguments,
+        }
     if message.role == "tool":
-        fields = {"call_id": message.tool_call_id, "output": message.text}
-        return {"id": id, "type": "function_call_output", "status": "completed", **fields}
+        assert message.tool_call_id is not None, "an output of the API names its call"
+        return {
+            "id": id,
+            "type": "function_call_output",
+            "status": "completed",
+            "call_id": message.tool_call_id,
+            "output": message.text,
+        }
     if message.reasoning_content is not None:
-        content = [{"type": "reasoning_text", "text": message.reasoning_content}]
-        return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": content}
+        thoughts = [reasoning_part(message.reasoning_content)]
+        return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": thoughts}
     if message.role == "assistant":
-        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
-    else:
-        part = {"type": "input_text", "text": message.text}
-    return {"id": id, "type": "message", "role": message.role, "status": "completed", "content": [part]}
+        said = [text_part(message.text)]
+        return {"id": id, "type": "message", "role": "assistant", "status": "completed", "content": said}
+    assert message.role in ("user", "system", "developer"), f"an item of the role {message.role}"
+    text: list[InputText] = [{"type": "input_text", "text": message.text}]
+    return {"id": id, "type": "message", "role": message.role, "status": "completed", "content": text}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.answer.choice import call_id, failure
 from gateway.answer.items import OutputItem, Transcript
 from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
 from gateway.errors import Kind
+from gateway.schemas import response_answers as answers
+from gateway.schemas.answers import ServiceTier, TokenLogprob
 from services.messages import End
 from services.requests import FinishReason
 
+PLAIN_TEXT: answers.ResponseText = {"format": {"type": "text"}}
 _PREFIXES = {PartKind.TEXT: "msg_", PartKind.REASONING: "rs_", PartKind.CALL: "fc_"}
 
 
@@ -25,8 +27,8 @@ class ResponseHead:
     model: str
     created_at: int  # Unix seconds
     prompt_tokens: int
-    service_tier: str | None
-    echo: dict[str, Any]
+    service_tier: ServiceTier | None
+    echo: answers.StoredEcho
 
     @property
     def background(self) -> bool:
@@ -51,12 +53,12 @@ class ResponseHead:
         return "call_" + call_id(self.id, 0, item.call)
 
 
-def empty_response(head: ResponseHead, status: str) -> dict[str, Any]:
+def empty_response(head: ResponseHead, status: answers.ResponseStatus) -> answers.ResponseObject:
     """The response object without output: `queued` or `in_progress`."""
     return _response(head, status, [])
 
 
-def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
+def response(head: ResponseHead, transcript: Transcript) -> answers.ResponseObject:
     """The response object with the output so far."""
     end = transcript.end
     if end is None:
@@ -65,71 +67,86 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
         return _response(head, "in_progress", _output(head, transcript) if transcript.num_events else [])
     output = _output(head, transcript) if transcript.num_events > 1 else []
     status = _status(end, transcript.cut)
-    made = _response(head, status, output) | {"usage": _usage(head, transcript)}
+    made = _response(head, status, output)
+    made["usage"] = _usage(head, transcript)
     if status == "completed" and end.at:
         made["completed_at"] = max(head.created_at, int(end.at))  # the clocks of two machines differ
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
         error = failure(end)
-        code = "invalid_prompt" if error is not None and error.kind is Kind.INVALID else "server_error"
-        made["error"] = {"code": code, "message": str(error)}
+        invalid = error is not None and error.kind is Kind.INVALID
+        made["error"] = {"code": "invalid_prompt" if invalid else "server_error", "message": str(error)}
     return made
 
 
-def new_item(head: ResponseHead, item: OutputItem) -> dict[str, Any]:
+def new_item(head: ResponseHead, item: OutputItem) -> answers.ResponseItem:
     """The item as it is when it is added: without content."""
-    return _item(head, item, "in_progress", "", [])
+    return _item(head, item, "in_progress", begun=False)
 
 
-def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) -> dict[str, Any]:
+def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) -> answers.ResponseItem:
     """The item with what it has so far. All items but the last are complete. The last is if the model or a stop ended
     the answer; a call is unless it is cut."""
-    end, status = transcript.end, "completed"
+    end = transcript.end
+    status: answers.ItemStatus = "completed"
     if item is transcript.items[-1]:
         if end is None:
             status = "in_progress"
         elif transcript.cut if item.kind is PartKind.CALL else end.reason is not FinishReason.STOP:
             status = "incomplete"
-    return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
+    return _item(head, item, status, begun=True)
 
 
-def content_part(kind: PartKind, text: str = "", logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """The part of a message or of reasoning, which have one part each."""
-    if kind is PartKind.REASONING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def text_part(text: str = "", logprobs: Sequence[TokenLogprob] = ()) -> answers.OutputText:
+    """The only part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _item(
-    head: ResponseHead, item: OutputItem, status: str, text: str, content: list[dict[str, Any]]
-) -> dict[str, Any]:
+def reasoning_part(text: str = "") -> answers.ReasoningText:
+    """The only part of reasoning."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def _item(head: ResponseHead, item: OutputItem, status: answers.ItemStatus, begun: bool) -> answers.ResponseItem:
+    """`begun`: with what the item has so far; otherwise without content."""
     id = head.id_of(item)
     match item.kind:
         case PartKind.TEXT:
-            return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+            parts = [text_part(item.text, item.logprobs)] if begun else []
+            return {"id": id, "type": "message", "role": "assistant", "status": status, "content": parts}
         case PartKind.REASONING:
-            return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
+            thoughts = [reasoning_part(item.text)] if begun else []
+            return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": thoughts}
         case PartKind.CALL:
-            call = {"call_id": head.call_id(item), "name": item.name, "arguments": text}
-            return {"id": id, "type": "function_call", "status": status, **call}
+            return {
+                "id": id,
+                "type": "function_call",
+                "status": status,
+                "call_id": head.call_id(item),
+                "name": item.called,
+                "arguments": item.text if begun else "",
+            }
 
 
-def _output(head: ResponseHead, transcript: Transcript) -> list[dict[str, Any]]:
+def _output(head: ResponseHead, transcript: Transcript) -> list[answers.ResponseItem]:
     return [output_item(head, transcript, item) for item in transcript.items]
 
 
-def _status(end: End, cut: bool) -> str:
+def _status(end: End, cut: bool) -> answers.ResponseStatus:
     """`cut`: the last item is a call that is incomplete. Open Responses requires that its response is, too."""
-    return {
-        FinishReason.STOP: "incomplete" if cut else "completed",
-        FinishReason.LENGTH: "incomplete",
-        FinishReason.CANCELLED: "cancelled",
-        FinishReason.ERROR: "failed",
-    }[end.reason]
+    match end.reason:
+        case FinishReason.STOP:
+            return "incomplete" if cut else "completed"
+        case FinishReason.LENGTH:
+            return "incomplete"
+        case FinishReason.CANCELLED:
+            return "cancelled"
+        case FinishReason.ERROR:
+            return "failed"
 
 
-def _usage(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
+def _usage(head: ResponseHead, transcript: Transcript) -> answers.ResponseUsage:
     cached = transcript.end.cached if transcript.end else 0
     return {
         "input_tokens": head.prompt_tokens,
@@ -140,8 +157,11 @@ def _usage(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     }
 
 
-def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    return head.echo | {
+def _response(
+    head: ResponseHead, status: answers.ResponseStatus, output: list[answers.ResponseItem]
+) -> answers.ResponseObject:
+    return {
+        **head.echo,
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
@@ -152,7 +172,7 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "usage": None,
         "error": None,
         "incomplete_details": None,
-        "text": head.echo.get("text", {"format": {"type": "text"}}),
+        "text": head.echo.get("text", PLAIN_TEXT),
         "tools": head.echo.get("tools", []),
         "tool_choice": head.echo.get("tool_choice", "auto"),
         "truncation": "disabled",

@@ -15,14 +15,14 @@ from gateway.endpoint import Endpoint
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
-from gateway.http.documented import (
+from gateway.http.headers import Caller, Position
+from gateway.http.openapi import (
     BODY_ERRORS,
     LAST_EVENT_ID,
     POOL_ERRORS,
     documented,
     query,
 )
-from gateway.http.headers import Caller, Position
 from gateway.http.pages import AFTER, ORDER, limit_parameter
 from gateway.pool_client.following import Generation
 from gateway.responses.events import ResponseEventWriter
@@ -199,7 +199,7 @@ def _event_number(text: str) -> int:
     return int(text)
 
 
-def _json(body: dict[str, object]) -> Response:
+def _json(body: InputTokens | InputItemList | ResponseDeleted) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import orjson
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from gateway.model import ServedModel
 from gateway.pool_client.following import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
+from gateway.schemas.response_answers import StoredEcho
 from services.background import start
 from services.errors import PoolUnavailable
 from services.messages import TokenEvent
@@ -37,7 +38,7 @@ class Extra:
     `ids`: parallel to the conversation, the ids that its items have from earlier; None for a new item.
     """
 
-    echo: dict[str, Any]
+    echo: StoredEcho
     conversation: list[Message]
     ids: list[str | None]
 

@@ -1,27 +1,36 @@
 """Types that several answers share, and those of the server's own routes.
 
-Types of answers are only for the document: the routes write these objects without them.
+Answers are built as these types, which are their only description: mypy compares what is built with them, and the
+OpenAPI document is made of them. What a stream writes for each token is assembled as bytes, which tests compare.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Any, Generic, Literal, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
 ServiceTier = Literal["default", "priority", "flex"]
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
-class ErrorObject(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+class Identified(TypedDict):
+    id: str
 
 
-class ErrorResponse(TypedDict):
-    error: ErrorObject
+T = TypeVar("T", bound=Identified)
+
+
+class Listing(TypedDict):
+    object: Literal["list"]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class Page(Listing, Generic[T]):
+    data: list[T]
 
 
 class TopLogprob(TypedDict):
@@ -45,7 +54,7 @@ class PromptLogprob(TypedDict):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by token id
+ScoredPrompt = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by token id
 
 
 class PromptTokensDetails(TypedDict):
@@ -66,7 +75,12 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[CompletionTokensDetails]  # of models that reason
 
 
-class Model(TypedDict):
+class ModelDetails(TypedDict):
+    default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
+    weights: NotRequired[str]  # how the engines keep them
+
+
+class Model(ModelDetails):
     id: str
     object: Literal["model"]
     created: int
@@ -74,20 +88,14 @@ class Model(TypedDict):
     root: str  # from here on vLLM's fields
     parent: None
     max_model_len: int
-    default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
-    weights: NotRequired[str]  # how the engines keep them
     type: Literal["model"]  # from here on Anthropic's fields
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
 
 
-class ModelList(TypedDict):
-    object: Literal["list"]
+class ModelList(Listing):
     data: list[Model]
-    has_more: bool  # from here on Anthropic's fields
-    first_id: str
-    last_id: str
 
 
 class Load(TypedDict):

@@ -6,6 +6,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from gateway.schemas.answers import Listing
+
 
 class FileUpload(TypedDict):
     """The parts of the multipart body; `file` is the content."""
@@ -14,23 +16,25 @@ class FileUpload(TypedDict):
     purpose: Literal["batch"]
 
 
-class FileObject(TypedDict):
+FilePurpose = Literal["batch", "batch_output"]
+
+
+class Expiry(TypedDict):
+    expires_at: NotRequired[int]
+
+
+class FileObject(Expiry):
     id: str
     object: Literal["file"]
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: FilePurpose
     status: Literal["processed"]
-    expires_at: NotRequired[int]
 
 
-class FileList(TypedDict):
-    object: Literal["list"]
+class FileList(Listing):
     data: list[FileObject]
-    first_id: str
-    last_id: str
-    has_more: bool
 
 
 class FileDeleted(TypedDict):
@@ -57,6 +61,10 @@ class BatchCounts(TypedDict):
     failed: int
 
 
+EndStatus = Literal["completed", "failed", "expired", "cancelled"]
+BatchStatus = Literal["validating", "in_progress", "finalizing", "cancelling", EndStatus]
+
+
 class BatchObject(TypedDict):
     """Times in Unix seconds; what is not known yet is null."""
 
@@ -67,9 +75,7 @@ class BatchObject(TypedDict):
     errors: BatchErrors | None
     input_file_id: str
     completion_window: str
-    status: Literal[
-        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-    ]
+    status: BatchStatus
     output_file_id: str | None
     error_file_id: str | None
     created_at: int
@@ -85,9 +91,5 @@ class BatchObject(TypedDict):
     metadata: dict[str, Any] | None
 
 
-class BatchList(TypedDict):
-    object: Literal["list"]
+class BatchList(Listing):
     data: list[BatchObject]
-    first_id: str
-    last_id: str
-    has_more: bool

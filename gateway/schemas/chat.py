@@ -8,13 +8,11 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
-from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
+from gateway.schemas.answers import ChatFinishReason, ChatLogprobs, ScoredPrompt, ServiceTier, Usage
+from gateway.schemas.generation import NOT_IN_STREAMS, Count, Effort, GenerationFields, Verbosity
 from gateway.schemas.json_size import too_many
-from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
+from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
-from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort, Verbosity
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
 from gateway.tools import ToolUse
 
@@ -228,21 +226,24 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | Literal["tool_calls"]
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None  # vLLM's fields
     token_ids: list[int] | None
 
 
-class ChatCompletion(TypedDict):
+class Served(TypedDict):
+    service_tier: NotRequired[ServiceTier]
+
+
+class ChatCompletion(Served):
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    service_tier: NotRequired[ServiceTier]
     prompt_token_ids: list[int] | None
-    prompt_logprobs: PromptLogprobs | None
+    prompt_logprobs: ScoredPrompt | None
 
 
 class FunctionDelta(TypedDict):
@@ -271,12 +272,12 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | Literal["tool_calls"] | None
+    finish_reason: ChatFinishReason | None
     stop_reason: NotRequired[str | int | None]  # in the last chunk of the choice
     token_ids: NotRequired[list[int]]
 
 
-class ChatCompletionChunk(TypedDict):
+class ChatCompletionChunk(Served):
     """The data of an event; the last event of a stream has the data `[DONE]`."""
 
     id: str
@@ -285,5 +286,4 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
-    service_tier: NotRequired[ServiceTier]
     prompt_token_ids: NotRequired[list[int]]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.answers import FinishReason, PromptLogprobs, Usage
+from gateway.schemas.answers import FinishReason, ScoredPrompt, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, GenerationFields, Id
 from gateway.schemas.strict import contradiction, integral, no_options, only
 from gateway.schemas.structured import Constraint, ResponseFormat
@@ -89,7 +89,7 @@ class CompletionChoice(TypedDict):
     stop_reason: str | int | None  # vLLM's fields
     token_ids: list[int] | None
     prompt_token_ids: list[int] | None
-    prompt_logprobs: PromptLogprobs | None
+    prompt_logprobs: ScoredPrompt | None
 
 
 class Completion(TypedDict):

@@ -1,4 +1,4 @@
-"""The Responses API: the types of its answers and events, for the document."""
+"""The Responses API: the types of its answers and events."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from gateway.schemas.answers import ServiceTier, TokenLogprob
+from gateway.errors import ErrorObject
+from gateway.schemas.answers import Listing, ServiceTier, TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
 
 class OutputText(TypedDict):
@@ -16,6 +18,11 @@ class OutputText(TypedDict):
     text: str
     annotations: list[Any]
     logprobs: list[TokenLogprob]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
 
 
 class OutputMessage(TypedDict):
@@ -56,11 +63,6 @@ class FunctionCallOutputItem(TypedDict):
     output: str
 
 
-class ReasoningText(TypedDict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
 class ReasoningItem(TypedDict):
     id: str
     type: Literal["reasoning"]
@@ -69,15 +71,14 @@ class ReasoningItem(TypedDict):
     content: list[ReasoningText]
 
 
-OutputItem = OutputMessage | FunctionCallItem | ReasoningItem
+ResponseItem = OutputMessage | FunctionCallItem | ReasoningItem
 
 
-class InputItemList(TypedDict):
-    object: Literal["list"]
-    data: list[InputMessageItem | OutputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
-    first_id: str
-    last_id: str
-    has_more: bool
+InputItem = InputMessageItem | OutputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+class InputItemList(Listing):
+    data: list[InputItem]
 
 
 class InputTokens(TypedDict):
@@ -124,17 +125,9 @@ class ResponseText(TypedDict):
     verbosity: NotRequired[Literal["low", "medium", "high"]]
 
 
-class ResponseObject(TypedDict):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
-    model: str
-    output: list[OutputItem]
-    usage: ResponseUsage | None  # null before the end
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
+class ResponseEcho(TypedDict):
+    """The fields of a response that its request sets."""
+
     instructions: str | None
     max_output_tokens: int | None
     previous_response_id: str | None
@@ -144,12 +137,42 @@ class ResponseObject(TypedDict):
     temperature: float
     top_p: float
     top_logprobs: int
-    presence_penalty: float
-    frequency_penalty: float
-    max_tool_calls: int | None
     parallel_tool_calls: bool
     safety_identifier: str | None
     prompt_cache_key: str | None
+
+
+class OptionalEcho(TypedDict, total=False):
+    """The fields that not every request sets, and those that an older build did not store."""
+
+    user: str
+    reasoning: dict[str, Any]
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    text: ResponseText
+    presence_penalty: float
+    frequency_penalty: float
+    max_tool_calls: int | None
+
+
+class StoredEcho(ResponseEcho, OptionalEcho):
+    """The fields of a response that are stored with it."""
+
+
+class ResponseObject(ResponseEcho):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: ResponseStatus
+    model: str
+    output: list[ResponseItem]
+    usage: ResponseUsage | None  # null before the end
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    presence_penalty: float
+    frequency_penalty: float
+    max_tool_calls: int | None
     text: ResponseText
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -165,87 +188,80 @@ class ResponseDeleted(TypedDict):
     deleted: Literal[True]
 
 
+EndEventType = Literal["response.completed", "response.incomplete", "response.failed"]
+ItemEventType = Literal["response.output_item.added", "response.output_item.done"]
+PartEventType = Literal["response.content_part.added", "response.content_part.done"]
+
+
 class ResponseChanged(TypedDict):
     """The response at its creation, its beginning and its end."""
 
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
+    type: Literal["response.created", "response.in_progress", EndEventType]
     sequence_number: int
     response: ResponseObject
 
 
 class OutputItemEvent(TypedDict):
-    type: Literal["response.output_item.added", "response.output_item.done"]
+    type: ItemEventType
     sequence_number: int
     output_index: int
-    item: OutputItem
+    item: ResponseItem
 
 
-class ContentPartEvent(TypedDict):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    sequence_number: int
+class ItemPlace(TypedDict):
+    """The item of an event. A call has no content part."""
+
     item_id: str
     output_index: int
+
+
+class PartPlace(ItemPlace):
+    """The content part of an event."""
+
     content_index: int
+
+
+class ContentPartEvent(PartPlace):
+    type: PartEventType
+    sequence_number: int
     part: OutputText | ReasoningText
 
 
-class TextDelta(TypedDict):
+class TextDelta(PartPlace):
     type: Literal["response.output_text.delta"]
     sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(TypedDict):
+class TextDone(PartPlace):
     type: Literal["response.output_text.done"]
     sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(TypedDict):
+class ReasoningDelta(PartPlace):
     type: Literal["response.reasoning_text.delta"]
     sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
 
 
-class ReasoningDone(TypedDict):
+class ReasoningDone(PartPlace):
     type: Literal["response.reasoning_text.done"]
     sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
 
 
-class ArgumentsDelta(TypedDict):
+class ArgumentsDelta(ItemPlace):
     type: Literal["response.function_call_arguments.delta"]
     sequence_number: int
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDone(TypedDict):
+class ArgumentsDone(ItemPlace):
     type: Literal["response.function_call_arguments.done"]
     sequence_number: int
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 
@@ -258,7 +274,7 @@ class ErrorEvent(TypedDict):
     message: str
     code: str | None
     param: str | None
-    error: dict[str, Any]
+    error: ErrorObject
 
 
 ResponseEvent = (

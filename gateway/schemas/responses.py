@@ -8,11 +8,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
-from gateway.schemas.generation import NO_DEFAULTS, Count, GenerationFields, StreamOptions
-from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.generation import NO_DEFAULTS, Count, Effort, GenerationFields, Reasoning, StreamOptions, Verbosity
+from gateway.schemas.response_answers import OptionalEcho, ResponseText, StoredEcho
+from gateway.schemas.strict import Strict, TextParts, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
-from gateway.schemas.text_parts import TextParts
-from gateway.schemas.thinking import Effort, Reasoning, Verbosity
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
 from gateway.tools import ToolChoice, ToolUse
 from services.models.generation import SamplingDefaults
@@ -138,10 +137,12 @@ class TextOptions(Strict):
     format: ResponseTextFormat | None = None
     verbosity: Verbosity | None = None
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> ResponseText:
         """The options as the response object has them."""
-        told = {} if self.verbosity is None else {"verbosity": self.verbosity}
-        return {"format": self.format.echo() if self.format else {"type": "text"}, **told}
+        made: ResponseText = {"format": self.format.echo() if self.format else {"type": "text"}}
+        if self.verbosity is not None:
+            made["verbosity"] = self.verbosity
+        return made
 
 
 class ResponseStreamOptions(StreamOptions):
@@ -233,16 +234,17 @@ class ResponseRequest(GenerationFields):
         """Parallel to `messages`: the client's ids of the items, None if missing or too long to store."""
         return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
 
-    def echo(self, defaults: SamplingDefaults = NO_DEFAULTS) -> dict[str, Any]:
+    def echo(self, defaults: SamplingDefaults = NO_DEFAULTS) -> StoredEcho:
         """The fields of the response object that the request sets; for some that it left out, `defaults`."""
         sampling = self.sampling(1, 0, defaults=defaults)
-        optional: dict[str, Any] = {"user": self.user} if self.user is not None else {}
+        optional: OptionalEcho = {"user": self.user} if self.user is not None else {}
         if self.reasoning:
             optional["reasoning"] = self.reasoning.model_dump(exclude_none=True)
         if self.tools:
-            choice = echo_of_choice(self.tool_choice or ToolChoice())
-            optional |= {"tools": [tool.echo for tool in self.tools], "tool_choice": choice}
-        return optional | {
+            optional["tools"] = [tool.echo for tool in self.tools]
+            optional["tool_choice"] = echo_of_choice(self.tool_choice or ToolChoice())
+        return {
+            **optional,
             "instructions": self.instructions,
             "text": (self.text or TextOptions()).echo(),
             "max_output_tokens": self.max_output_tokens,

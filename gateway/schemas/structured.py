@@ -10,6 +10,7 @@ import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.schemas.json_size import too_many
+from gateway.schemas.response_answers import TextFormat
 from gateway.schemas.strict import Strict, contradiction, only, too_deep, too_long, unsupported
 
 JsonObject = dict[str, Any]
@@ -177,12 +178,19 @@ class ResponseTextFormat(Strict):
             return None
         return Constraint(param, ConstraintKind.JSON, ANY_OBJECT if self.schema_ is None else self.schema_)
 
-    def echo(self) -> JsonObject:
+    def echo(self) -> TextFormat:
         """The format as the response object has it."""
-        if self.type != "json_schema":
+        if self.name is None or self.schema_ is None:
             return {"type": self.type}
-        named = {"type": self.type, "name": self.name, "schema": self.schema_, "strict": bool(self.strict)}
-        return named if self.description is None else named | {"description": self.description}
+        made: TextFormat = {
+            "type": self.type,
+            "name": self.name,
+            "schema": self.schema_,
+            "strict": bool(self.strict),
+        }
+        if self.description is not None:
+            made["description"] = self.description
+        return made
 
 
 class OutputFormat(Strict):

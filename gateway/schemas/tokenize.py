@@ -8,9 +8,8 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_v
 from typing_extensions import TypedDict
 
 from gateway.schemas.chat import OPEN, Message
-from gateway.schemas.generation import Id
+from gateway.schemas.generation import Id, TemplateKwargs
 from gateway.schemas.strict import Strict, contradiction, integral
-from gateway.schemas.thinking import TemplateKwargs
 from gateway.schemas.tools import ChatTools, check_tools
 from gateway.tools import ToolUse
 

@@ -1,8 +1,9 @@
-"""`python -m load.simulation [--part NAME ...] [--out FOLDER]`: the simulator; prints tables and draws plots.
+"""`python -m load.simulation [--part NAME ...] [--out FOLDER]`: the simulator; prints tables, and with `--out` writes a
+page of each part and its plots, as docs/simulator has them.
 
-docs/simulator.md quotes its output. A part is a module of `load.simulation` with `HELP`, its description, and
-`run(out) -> str`, which returns Markdown. `--record FOLDER` runs no part, but records one trace under request-level and
-under iteration-level scheduling.
+A part is a module of `load.simulation` with `HELP`, its description, and `run(out) -> str`, which returns Markdown and
+draws plots in the folder `out`. `--record FOLDER` runs no part, but records one trace under request-level and under
+iteration-level scheduling.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from load.simulation.world import Policy, run_simulated
 from services.progress import print_beside
 
 RATE = 14.0  # requests per second of the recorded trace
+HEAD = """# {name}: {about}
+
+Written by `python -m load.simulation --part {name} --out docs/simulator`; [what it means](../simulator.md)."""
 PARTS = {"headline": headline, "paper": paper, "plan": plan}
 
 
@@ -25,14 +29,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser = part_parser(
         "load.simulation", "Orca's real loop and scheduler on virtual time, around engines that only cost time.", about
     )
-    parser.add_argument("--out", type=Path, help="a folder for plots (PNG); without it none are drawn")
+    parser.add_argument("--out", type=Path, help="a folder for a page of tables for each part, and for plots")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write a pair of recordings for the live page")
     given = parser.parse_args(arguments)
     if given.record:
         record(given.record)
         return
     for name in given.part or PARTS:
-        print_beside(f"## {name}\n\n{PARTS[name].run(given.out)}\n")
+        page = f"{HEAD.format(name=name, about=PARTS[name].HELP)}\n\n{PARTS[name].run(given.out)}\n"
+        print_beside(page)
+        if given.out:
+            given.out.mkdir(parents=True, exist_ok=True)
+            (given.out / f"{name}.md").write_text(page)
 
 
 def record(folder: Path) -> None:

@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
     @property
     def layers_in_memory(self) -> list[LayerShape]:
-        """The same for all ranks whose KV caches share one memory with this one's."""
+        """What the layers keep of a token on all ranks whose KV caches share one memory with this one's."""
         ...
 
     @property

@@ -14,7 +14,7 @@ import torch
 
 from services.engine.batch.block_names import BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.grammars import GrammarCompiler, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
@@ -167,7 +167,7 @@ class Engine:
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()
         if scheduled:
-            batch = pack(scheduled, self._cache.block_size)
+            batch = pack_batch(scheduled, self._cache.block_size)
             self._deadly.check(batch.input_ids)
             with torch.inference_mode():
                 logits = self.decoder.forward(batch)
@@ -250,7 +250,8 @@ def _formats(settings: EngineSettings, dtype: torch.dtype) -> str:
 
 
 def _libraries() -> str:
-    """Those that masks of grammars depend on: tokenizers cuts a text into tokens where a grammar leaves no other.
+    """The versions of what masks of grammars depend on: llguidance; and tokenizers, which cuts a text into tokens where
+    a grammar leaves no other.
 
     An engine without llguidance refuses grammars only, so its absence is no error here.
     """

@@ -145,12 +145,12 @@ class DecoderSpec:
 
     @property
     def kinds_of_heads(self) -> list[HeadsSpec]:
-        """Those of layers without a window, and of layers with one if they are others."""
+        """The heads of layers without a window, and those of layers with one if these are others."""
         heads = HeadsSpec(self.heads, self.kv_heads, self.head_dim)
         return [heads, self.local_heads] if self.local_heads else [heads]
 
     def kind_of_heads(self, layer: int) -> int:
-        """Which of them this layer of the model has."""
+        """Which of `kinds_of_heads` this layer of the model has."""
         return int(self.local_heads is not None and self.window(layer) > 0)
 
     def heads_of(self, layer: int) -> HeadsSpec:
@@ -190,5 +190,5 @@ class DecoderSpec:
         return self.scaling_of(self.head_dim)
 
     def scaling_of(self, head_dim: int) -> float:
-        """The same for heads of this size."""
+        """The factor of attention scores for heads of this size."""
         return self.attention_scale or float(head_dim**-0.5)

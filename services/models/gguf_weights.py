@@ -147,7 +147,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _copy(data: Any) -> torch.Tensor:
-    """Of memory that is mapped read-only."""
+    """A tensor with a copy of `data`, which lies in memory that is mapped read-only."""
     return torch.from_numpy(np.copy(data))
 
 

@@ -168,6 +168,14 @@ def test_without_a_word_its_log_says_more(watch: EngineWatch, engine: EngineProc
     assert watch.look() == [failure(engine, "its process crashed: SIGILL")]
 
 
+def test_where_nothing_can_be_written_a_failure_counts_all_the_same(watch: EngineWatch, engine: EngineProcess) -> None:
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    engine.do(f"{limit}; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); raise OverflowError('unsaid')")
+    engine.kill()
+    (found,) = watch.look()
+    assert (found.pid, "unsaid" in found.reason) == (engine.pid, False)
+
+
 def test_an_engine_that_is_removed_has_not_failed(watch: EngineWatch, engine: EngineProcess) -> None:
     forget("engine-7-")
     engine.kill()

@@ -12,7 +12,7 @@ import pytest
 from relay import Relay
 from stack import Stack
 
-from gateway.live import files
+from gateway.live import routes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -21,7 +21,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not in
 
 Opens = Callable[..., "Page"]
 
-PAGE = Path(files.__file__).parent / "page"
+PAGE = Path(routes.__file__).parent / "page"
 SAMPLE = Path(__file__).parents[1] / "services/live/data/live_sample.jsonl"
 MOST_BYTES = 300 * 1024
 WIDE = {"viewport": {"width": 1360, "height": 800}}

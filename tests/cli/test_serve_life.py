@@ -261,7 +261,7 @@ def test_the_death_of_rays_head(server: OrcaServer, name: str) -> None:
 
 @pytest.mark.chaos
 def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life: Life, server: OrcaServer) -> None:
-    request, cluster = Request("orca serve"), server.cluster()
+    request, cluster = Request("orca serve", LONG), server.cluster()
     server.process.kill()
     server.process.wait()
     before = request.broken_by(server, lambda: life.start(port=server.port))

@@ -8,15 +8,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from load.bench.__main__ import PARTS
+from load.bench.__main__ import PARTS as BENCH
 from load.evaluation.parts import known
+from load.simulation.__main__ import PARTS as SIMULATION
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
+DOCUMENTS = [
+    path for name in ("*.md", "docs/**/*.md", "deploy/**/*.md", "docs/numbers.toml") for path in ROOT.glob(name)
+]
 MODULE = re.compile(r"\bpython3? -m ([\w.]+)")
-PART = re.compile(r"\bload\.(bench|evaluation)((?: --part [a-z]\w+)+)")
+PART = re.compile(r"\bload\.(bench|evaluation|simulation)((?: --part [a-z]\w+)+)")
 TEST = re.compile(r"\btest_\w+\.py\b")
-MAKE = re.compile(r"(?:^|`)make ([a-z][\w-]*)", re.MULTILINE)
+MAKE = re.compile(r"(?:^|[`\"])make ([a-z][\w-]*)", re.MULTILINE)
 
 
 def texts(pattern: re.Pattern[str]) -> list[tuple[str, Any]]:
@@ -41,7 +44,7 @@ def test_the_modules_that_are_run_exist() -> None:
 
 
 def test_the_parts_that_are_named_exist() -> None:
-    parts = {"bench": PARTS.keys(), "evaluation": known().keys()}
+    parts = {"bench": BENCH.keys(), "evaluation": known().keys(), "simulation": SIMULATION.keys()}
     named = [(program, part) for _, (program, found) in texts(PART) for part in found.replace("--part", "").split()]
     assert named
     assert [(program, part) for program, part in named if part not in parts[program]] == []

@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway import feasibility
+from gateway import validation
 from gateway.answer.choice import failure
 from gateway.errors import Kind
 from services.messages import End
@@ -264,7 +264,7 @@ def test_bad_input(http: httpx.Client, method: str, path: str, body: bytes, stat
 def test_log_probabilities_of_a_streamed_output_are_not_limited(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feasibility, "MAX_LOGPROBS", 17)
+    monkeypatch.setattr(validation, "MAX_LOGPROBS", 17)
     body = {"prompt": "hi", "max_tokens": 3, "logprobs": 5}
     check_error(http.post(COMPLETIONS, json=body), 400, "18")
     assert http.post(COMPLETIONS, json=body | {"stream": True}).status_code == 200

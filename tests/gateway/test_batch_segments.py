@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.folder import BatchFolder, BatchFolders
-from gateway.batches.journal import BatchJournal
-from gateway.batches.record import BatchRecord
-from gateway.batches.segments import LineAnswer, SegmentWriter, entry_locations
+from gateway.batches.folder import BatchFolder, BatchFolders, BatchRecord
+from gateway.batches.journal import BatchJournal, LineAnswer, SegmentWriter, entry_locations
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
 from services.settings.constants import Constants

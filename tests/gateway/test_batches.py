@@ -14,7 +14,7 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches import line_answerer, runner
+from gateway.batches import run, runner
 from gateway.errors import ApiError, Kind
 from gateway.pool_client.following import Generations
 
@@ -219,7 +219,7 @@ def test_a_line_waits_while_too_many_reads_wait(alice: openai.OpenAI, monkeypatc
         check(generations, request)
 
     monkeypatch.setattr(Generations, "_check_followers", refuse_the_first)
-    monkeypatch.setattr(line_answerer, "PAUSE", 0.05)
+    monkeypatch.setattr(run, "PAUSE", 0.05)
     monkeypatch.setattr(runner, "PERIOD", 0.05)
     counts = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})]))).request_counts
     assert counts is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.batches.request import BatchRequest
+from gateway.batches.routes import BatchRequest
 from gateway.errors import ApiError
 from gateway.http.body import validate
 from gateway.schemas.chat import ChatRequest

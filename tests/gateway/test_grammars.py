@@ -11,8 +11,7 @@ from allowed_texts import Grammar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.grammars.rules import json_rule
-from gateway.grammars.thinking import with_reasoning
+from gateway.grammars.rules import json_rule, with_reasoning
 from gateway.schemas.structured import StructuralTag
 from services.errors import GrammarError
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from stack import Stack
 
-from gateway.live.files import INDEX, PageFiles
+from gateway.live.routes import INDEX, PageFiles
 from services.settings.settings import Settings
 
 

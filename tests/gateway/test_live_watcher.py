@@ -8,7 +8,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.live.watcher import MOST_BATCHES, MOST_BYTES, Watcher, event
+from gateway.live.feed import MOST_BATCHES, MOST_BYTES, Watcher, event
 
 
 def events_in(taken: bytes) -> list[tuple[str, object]]:

@@ -18,9 +18,8 @@ from stack import NAME, Stack
 from typing_extensions import TypedDict
 
 from gateway.endpoints import BATCHED, ENDPOINTS
-from gateway.http.documented import GENERATION_HEADERS, documented
+from gateway.http.openapi import GENERATION_HEADERS, documented, undocumented
 from gateway.http.openapi import document as document_of
-from gateway.http.openapi import undocumented
 from gateway.schemas import answers
 from gateway.schemas.responses import LOGPROBS
 from tests import schemas
@@ -108,7 +107,7 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
 def test_every_route_is_in_it(stack: Stack, document: dict[str, Any]) -> None:
     assert set(served(stack.app.routes)) == {(method, path) for method, path, _ in operations(document)}
     missing = undocumented(stack.app)
-    assert not missing, f"give these routes **documented(...) of gateway.http.documented: {', '.join(missing)}"
+    assert not missing, f"give these routes **documented(...) of gateway.http.openapi: {', '.join(missing)}"
     silent = [f"{method} {path}" for method, path, operation in operations(document) if "description" not in operation]
     assert not silent, f"give the functions of these routes a docstring: {', '.join(silent)}"
 

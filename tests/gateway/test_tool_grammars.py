@@ -13,8 +13,7 @@ import pytest
 
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import PartKind
-from gateway.grammars.rules import json_rule
-from gateway.grammars.thinking import with_reasoning
+from gateway.grammars.rules import json_rule, with_reasoning
 from gateway.grammars.tools import SYNTAXES, closed, tool_rule
 from gateway.tools import Tool, ToolChoice, ToolUse
 from services.errors import GrammarError

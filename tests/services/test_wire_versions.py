@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.batches.record import BatchRecord, Counts, Final, Progress
+from gateway.batches.folder import BatchRecord, Counts, Final, Progress
 from services.errors import Unreadable
 from services.messages import Claim, End, EngineFigures, Logprobs, PromptLogprobs
 from services.pool import packing

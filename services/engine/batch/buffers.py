@@ -60,7 +60,8 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
 
 
 def pack(arrays: Sequence[Array], pinned: bool) -> torch.Tensor:
-    """Their bytes one after another [bytes], uint8, on the host; each array begins at a multiple of 16 bytes."""
+    """The bytes of the arrays one after another [bytes], uint8, on the host; each array begins at a multiple of 16
+    bytes."""
     offsets = _offsets(arrays)
     packed = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=pinned)
     memory = packed.numpy()

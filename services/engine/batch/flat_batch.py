@@ -63,7 +63,7 @@ class FlatBatch:
         return slots
 
 
-def pack(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
+def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
     """The flat batch of these requests, each with its number of next tokens.
 
     Two counters of a request decide everything: there are no phases.

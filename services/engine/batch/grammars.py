@@ -101,7 +101,7 @@ class GrammarCompiler:
 
 
 def load_grammars(folder: Path, model: ModelInfo) -> Grammars:
-    """Those of the model in `folder`. Raises ModelError if its tokenizer cannot be used."""
+    """The Grammars of the model in `folder`. Raises ModelError if its tokenizer cannot be used."""
     from services.grammar import Grammars
     from services.text.plain_encoder import plain_encoder
     from services.text.token_bytes import TextTables

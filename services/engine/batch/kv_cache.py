@@ -29,7 +29,7 @@ class LayerShape:
     value_dim: int
 
     def bytes(self, dtype: torch.dtype) -> int:
-        """Of a token whose keys and values are kept in `dtype`."""
+        """Bytes that this layer keeps of a token, with keys and values in `dtype`."""
         return self.heads * (self.key_dim + self.value_dim + 2 * scale_numbers(dtype)) * int(dtype.itemsize)
 
 

@@ -41,7 +41,7 @@ class RequestState:
     failed: bool = False  # iterations that were sent before the scheduler knew it may still name the request
 
     @classmethod
-    def of(cls, new: NewRequest) -> RequestState:
+    def from_message(cls, new: NewRequest) -> RequestState:
         """A request as the scheduler sends it. One that already has output tokens has its prompt's scores already."""
         asked = new.sampling.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens
         assert not (asked and new.num_computed_tokens), f"{new.id}: logits of computed tokens are wanted"
@@ -129,7 +129,7 @@ class RequestStates:
         for new in iteration.new:
             assert new.id not in self._states, f"{new.id} is new but was not released"
             assert 0 < new.num_prompt_tokens <= len(new.token_ids), f"{new.id}: {new.num_prompt_tokens} prompt tokens"
-            self._states[new.id] = RequestState.of(new)
+            self._states[new.id] = RequestState.from_message(new)
         for id, blocks in iteration.new_blocks.items():
             state = self._states[id]
             if not state.blocks:

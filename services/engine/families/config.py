@@ -70,7 +70,7 @@ def _alone(part: Any, kind: str, tied: bool) -> Any:
 
 
 def _check(config: Any) -> None:
-    """Raises ModelError naming a feature in the model's text config that is not served."""
+    """Refuse a config with a feature that is not served. Raises ModelError naming the feature."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{config.model_type}: models with an encoder and a decoder are not served")
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - SERVED_LAYERS)

@@ -1,5 +1,5 @@
-"""Families with Llama's attention and experts instead of an MLP: Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral. GPT-OSS has a
-file of its own."""
+"""Families with Llama's attention and experts instead of an MLP: Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral; and GLM-4.5,
+dots.llm1 and ERNIE 4.5, whose experts are chosen by shares and a correction. GPT-OSS has a file of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from services.engine.families.decoder_weights import ExpertsWeights, LayerWeights, Linear
 from services.engine.families.llama import Llama
+from services.engine.families.phi3 import LONG_ROPE
 from services.engine.parallel.layout import RowRange
 from services.engine.spec import DecoderSpec, ExpertsSpec
 
@@ -158,4 +159,64 @@ def with_experts(config: Any, intermediate: int, normalised: bool, layers: tuple
     if spec is None:
         return None
     experts = ExpertsSpec(config.num_experts, config.num_experts_per_tok, intermediate, normalised, layers)
+    return replace(spec, family=config.model_type, experts=experts)
+
+
+class Dots1(Experts):
+    """The first layers have an MLP, the others experts with shares that are sigmoids, and an MLP that all tokens go
+    through."""
+
+    shared = "shared_experts"
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama; also None for experts of which some groups are chosen."""
+        return _with_sigmoids(Llama.read_spec(config), config)
+
+
+class Glm4Moe(Dots1):
+    """GLM-4.5: experts and MLPs as in dots.llm1, and partial rotary embeddings."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Dots1."""
+        long = config.rope_parameters["rope_type"] == LONG_ROPE
+        return _with_sigmoids(None if long else Llama.read_rotary_spec(config), config)
+
+
+class Ernie45Moe(Experts):
+    """Some layers have experts, the others an MLP. Pairs of rotary embeddings are neighbours."""
+
+    shared = "shared_experts"
+    interleaved = True
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Llama."""
+        spec = None if config.use_bias else Llama.read_spec(config)
+        first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+        experts = ExpertsSpec(
+            count=config.moe_num_experts,
+            chosen=config.moe_k,
+            intermediate=config.moe_intermediate_size,
+            normalised=True,
+            layers=tuple(first <= i <= last and (i + 1) % step == 0 for i in range(config.num_hidden_layers)),
+            shared=config.moe_intermediate_size * config.moe_num_shared_experts,
+        )
+        return spec and replace(spec, family=config.model_type, experts=experts)
+
+
+def _with_sigmoids(spec: DecoderSpec | None, config: Any) -> DecoderSpec | None:
+    if spec is None or (config.n_group or 1) > 1:
+        return None
+    experts = ExpertsSpec(
+        count=config.n_routed_experts,
+        chosen=config.num_experts_per_tok,
+        intermediate=config.moe_intermediate_size,
+        normalised=bool(config.norm_topk_prob),
+        layers=tuple(i >= config.first_k_dense_replace for i in range(config.num_hidden_layers)),
+        shared=config.moe_intermediate_size * config.n_shared_experts,
+        sigmoid=True,
+        scale=config.routed_scaling_factor,
+    )
     return replace(spec, family=config.model_type, experts=experts)

@@ -100,7 +100,7 @@ class Gemma4(Llama):
         return [f"{attention}.{name}_proj" for name in parts], list(parts.values())
 
     def _rows(self, index: int, queries: int = 1) -> RowRange:
-        """As `_head_rows`, of one layer."""
+        """The rows of this partition's KV heads in one layer; with `queries`, of the query heads that share them."""
         heads = self._spec.heads_of(index)
         begin, end = self._partition.range_of(heads.kv_heads)
         return begin * queries * heads.head_dim, end * queries * heads.head_dim

@@ -28,7 +28,7 @@ class Glm(Llama):
 
 
 class Glm4(Glm):
-    """GLM-4-0414: the same with norms after attention and MLP, too."""
+    """GLM-4-0414: GLM-4's layers, with norms after attention and MLP, too."""
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:

@@ -36,16 +36,16 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for rotary embeddings that are partial or depend on the length, an activation that is not one of
-        ACTIVATIONS, and biases in the MLP."""
+        """See DecoderWeights. None for rotary embeddings that are partial or depend on the length, for an activation
+        that is not one of ACTIVATIONS, and for biases in the MLP."""
         rope = config.rope_parameters
         partial, by_length = "partial_rotary_factor" in rope, rope["rope_type"] == "longrope"
         return None if partial or by_length else Llama.read_rotary_spec(config)
 
     @staticmethod
     def read_rotary_spec(config: Any, layer_type: str | None = None) -> DecoderSpec | None:
-        """The same with any rotary embeddings but `dynamic` ones; `layer_type`: with those of these layers. The family
-        is Llama."""
+        """Llama's spec with any rotary embeddings but `dynamic` ones: those of layers of `layer_type`, if layers have
+        several. None for an activation that is not one of ACTIVATIONS, and for biases in the MLP."""
         rope = (config.rope_parameters[layer_type] if layer_type else config.rope_parameters)["rope_type"]
         activation = ACTIVATIONS.get(config.hidden_act)
         if activation is None or rope == "dynamic" or getattr(config, "mlp_bias", False):

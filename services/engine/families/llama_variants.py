@@ -81,7 +81,7 @@ class Cohere(Llama):
 
 
 class Cohere2(Cohere):
-    """The same with windows in some layers, and rotary embeddings in these alone."""
+    """Command R7B and later: Command R with windows in some layers, and rotary embeddings in these alone."""
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:

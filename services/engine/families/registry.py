@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
-from services.engine.families.corrected_experts import Dots1, Ernie45Moe, Glm4Moe
 from services.engine.families.decoder_weights import DecoderWeights
-from services.engine.families.experts import Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
+from services.engine.families.experts import Dots1, Ernie45Moe, Glm4Moe, Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
 from services.engine.families.gemma4 import Gemma4
 from services.engine.families.glm import Glm, Glm4

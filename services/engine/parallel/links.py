@@ -99,7 +99,7 @@ class Links:
         return min(int(n) for n in numbers)
 
     def check(self) -> None:
-        """Raises RuntimeError if the device may have computed without what another rank should have sent."""
+        """Make sure that the device had all that other ranks should have sent. Raises RuntimeError if one left."""
         if self._over:
             raise RuntimeError("another rank left while this one computed")
 

@@ -47,12 +47,12 @@ class Batch:
 
     states: Sequence[RequestState]
     special: list[int]
-    groups: list[tuple[int, bool]]  # of each draw: top_k, whether it has top_p; equal ones are neighbours
+    draws: list[tuple[int, bool]]  # of each: top_k, whether it has top_p; those that one pass truncates are neighbours
     asking: list[int]
     most_logprobs: int  # the largest number of log probabilities that a request asks for
 
     @classmethod
-    def of(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
+    def from_states(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
         def kind(i: int) -> tuple[bool, bool, bool]:
             s = states[i].sampling
             return s.temperature <= 0.0, s.top_p < 1.0, 0 < s.top_k < vocab_size
@@ -61,12 +61,12 @@ class Batch:
         asking = [i for i, state in enumerate(states) if state.sampling.logprobs is not None]
         most = max((min(states[i].sampling.logprobs or 0, vocab_size) for i in asking), default=0)
         drawing = [states[i].sampling for i in special if states[i].sampling.temperature > 0.0]
-        groups = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in drawing]
-        return cls(states, special, groups, asking, most)
+        draws = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in drawing]
+        return cls(states, special, draws, asking, most)
 
     def send(self, vocab_size: int, device: torch.device) -> OnDevice:
         special = [self.states[i] for i in self.special]
-        drawing = special[: len(self.groups)]
+        drawing = special[: len(self.draws)]
         settings = [state.sampling for state in drawing]
         changes = adjustments.gather([state.adjustments for state in special], vocab_size)
         limited = [(i, state.allowed) for i, state in enumerate(special) if state.allowed]
@@ -84,7 +84,7 @@ class Batch:
                 np.array([i for i, _ in limited], np.int64),
                 np.array([i for i, _ in masks], np.int64),
                 np.array([mask for _, mask in masks], np.int32).reshape(len(masks), -(-vocab_size // 32)),
-                *Truncation.of(settings, vocab_size).arrays(),
+                *Truncation.from_params(settings, vocab_size).arrays(),
             ],
             device,
         )
@@ -107,20 +107,21 @@ class Batch:
     def parts(self, vocab_size: int) -> Iterator[slice]:
         """The draws in parts that fit at once and that the same settings truncate."""
         begin = 0
-        for end in range(1, len(self.groups) + 1):
+        for end in range(1, len(self.draws) + 1):
             full = (end - begin + 1) * vocab_size > AT_ONCE
-            if full or end == len(self.groups) or _kind(self.groups[end]) != _kind(self.groups[begin]):
+            if full or end == len(self.draws) or _kind(self.draws[end]) != _kind(self.draws[begin]):
                 yield slice(begin, end)
                 begin = end
 
 
-def _kind(group: tuple[int, bool]) -> tuple[bool, bool]:
-    return group[0] > 0, group[1]
+def _kind(draw: tuple[int, bool]) -> tuple[bool, bool]:
+    """Whether a draw has top_k, and top_p."""
+    return draw[0] > 0, draw[1]
 
 
 def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    batch = Batch.of(states, logits.shape[1])
+    batch = Batch.from_states(states, logits.shape[1])
     return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
 
 
@@ -143,8 +144,8 @@ def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
             scores.index_copy_(0, there.masked, left)
         tops, chosen = scores.max(dim=-1)
         results.append(tops.double().view(torch.int64))
-        if draws := len(batch.groups):
-            chosen[:draws] = _draw(scores[:draws], tops[:draws], batch, there)
+        if count := len(batch.draws):
+            chosen[:count] = _draw(scores[:count], tops[:count], batch, there)
         tokens.index_copy_(0, there.special, chosen)
     if batch.asking:
         asking = raw if len(batch.asking) == n else raw.index_select(0, there.asking)
@@ -164,7 +165,7 @@ def _draw(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, there: OnDevic
     if scores.is_cuda and (kernel := _kernel()):
         return kernel(scores, tops, there.limits, there.keys)
     parts = batch.parts(scores.shape[1])
-    return torch.cat([_draw_part(scores[part] - tops[part, None], batch.groups[part], there, part) for part in parts])
+    return torch.cat([_draw_part(scores[part] - tops[part, None], batch.draws[part], there, part) for part in parts])
 
 
 @cache
@@ -177,11 +178,11 @@ def _kernel() -> Callable[..., torch.Tensor] | None:
     return draw
 
 
-def _draw_part(scores: torch.Tensor, groups: list[tuple[int, bool]], there: OnDevice, part: slice) -> torch.Tensor:
+def _draw_part(scores: torch.Tensor, draws: list[tuple[int, bool]], there: OnDevice, part: slice) -> torch.Tensor:
     """Draw from softmax(scores / temperature), truncated: the token with the largest score + Gumbel noise."""
     limits = there.limits.part(part)
     scores /= limits.temperature[:, None]
-    truncate(scores, limits, max(top_k for top_k, _ in groups), groups[0][1])
+    truncate(scores, limits, max(top_k for top_k, _ in draws), draws[0][1])
     scores += gumbel(there.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
     return scores.argmax(dim=-1)
 

@@ -25,7 +25,7 @@ def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Compile
     maxima = chunk_maxima(logits).float().contiguous().numpy()
     sound: list[bool] = np.isfinite(maxima.max(axis=1)).tolist()
     sampled = SampledTokens([0] * len(states), sound, [True] * len(states), {})
-    _take_likeliest(sampled, logits, maxima, [i for i, state in enumerate(states) if state.is_plain_greedy])
+    _take_likeliest(sampled, logits, maxima, {i: i for i, state in enumerate(states) if state.is_plain_greedy})
     special = [i for i, state in enumerate(states) if sound[i] and not state.is_plain_greedy]
     asking = [i for i, state in enumerate(states) if sound[i] and state.sampling.logprobs is not None]
     if not special and not asking:
@@ -33,21 +33,24 @@ def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Compile
     numbers = logits.float().contiguous().numpy()
     if special:
         with _adjusted(numbers, maxima, states, special) as changed:
-            _sample_special(sampled, numbers, changed, states, [i for i in special if not states[i].is_limited], search)
+            _sample_special(
+                sampled, numbers, changed, states, {i: i for i in special if not states[i].is_limited}, search
+            )
             _sample_limited(sampled, numbers, states, special, search)
     if asking:
         _add_logprobs(sampled, numbers, maxima, states, np.array(asking), search)
     return sampled
 
 
-def _take_likeliest(sampled: SampledTokens, logits: torch.Tensor, maxima: Floats, which: list[int]) -> None:
-    """The token with the largest logit for each of these rows, the lowest id if several are equal."""
-    if not which:
+def _take_likeliest(sampled: SampledTokens, logits: torch.Tensor, maxima: Floats, rows: dict[int, int]) -> None:
+    """The token with the largest logit for the request of each of these rows, the lowest id if several are equal."""
+    if not rows:
         return
+    which = list(rows)
     best = maxima[which].argmax(axis=1)
     chunks = logits.unflatten(1, (maxima.shape[1], -1))
     inside = chunks[torch.tensor(which), torch.from_numpy(best)].argmax(dim=-1)
-    for i, token in zip(which, (best * chunks.shape[2] + inside.numpy()).tolist(), strict=True):
+    for i, token in zip(rows.values(), (best * chunks.shape[2] + inside.numpy()).tolist(), strict=True):
         sampled.tokens[i] = token
 
 
@@ -86,25 +89,26 @@ def _sample_special(
     numbers: Floats,
     maxima: Floats,
     states: Sequence[RequestState],
-    special: list[int],
+    rows: dict[int, int],
     search: CompiledSearch,
 ) -> None:
-    """Tokens of requests that draw, or have adjustments or allowed tokens; and whether any token is possible."""
-    for i, best in zip(special, maxima.max(axis=1)[special].tolist(), strict=True):
+    """Tokens of requests that draw, or have adjustments or allowed tokens; and whether any token is possible. `rows`:
+    the request of each of these rows of the logits `numbers` [rows, vocab]."""
+    for i, best in zip(rows.values(), maxima[list(rows)].max(axis=1).tolist(), strict=True):
         sampled.possible[i] = best > -math.inf
-    greedy = [i for i in special if states[i].sampling.temperature <= 0.0]
+    greedy = {row: i for row, i in rows.items() if states[i].sampling.temperature <= 0.0}
     _take_likeliest(sampled, torch.from_numpy(numbers), maxima, greedy)
-    drawing = [i for i in special if states[i].sampling.temperature > 0.0 and sampled.possible[i]]
+    drawing = {row: i for row, i in rows.items() if row not in greedy and sampled.possible[i]}
     if drawing:
-        tokens = _draw(numbers, maxima, [states[i] for i in drawing], np.array(drawing), search)
-        for i, token in zip(drawing, tokens, strict=True):
+        tokens = _draw(numbers, maxima, [states[i] for i in drawing.values()], np.array(list(drawing)), search)
+        for i, token in zip(drawing.values(), tokens, strict=True):
             sampled.tokens[i] = token
 
 
 def _sample_limited(
     sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: CompiledSearch
 ) -> None:
-    """The same for requests with allowed tokens or with a mask, from logits that have only these tokens."""
+    """Tokens of requests with allowed tokens or with a mask, from logits that have only these tokens."""
     masked = [(i, mask) for i in special if (mask := states[i].mask) is not None]
     if masked:
         which = [i for i, _ in masked]
@@ -113,10 +117,11 @@ def _sample_limited(
         if both:
             places = [place for place, _ in both]
             own[places], maxima[places] = only_allowed(own, both)
-        _sample_rows(sampled, own, maxima, states, which, search)
+        _sample_special(sampled, own, maxima, states, dict(enumerate(which)), search)
     allowed_only = [(i, allowed) for i in special if (allowed := states[i].allowed) and states[i].mask is None]
     if allowed_only:
-        _sample_rows(sampled, *only_allowed(numbers, allowed_only), states, [i for i, _ in allowed_only], search)
+        rows = dict(enumerate(i for i, _ in allowed_only))
+        _sample_special(sampled, *only_allowed(numbers, allowed_only), states, rows, search)
 
 
 def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> tuple[Floats, Floats]:
@@ -134,21 +139,6 @@ def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> 
     return limited, maxima
 
 
-def _sample_rows(
-    sampled: SampledTokens,
-    numbers: Floats,
-    maxima: Floats,
-    states: Sequence[RequestState],
-    which: list[int],
-    search: CompiledSearch,
-) -> None:
-    """Tokens of the requests `which`, from logits that have a row for each of them."""
-    rows = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
-    _sample_special(rows, numbers, maxima, [states[i] for i in which], list(range(len(which))), search)
-    for place, i in enumerate(which):
-        sampled.tokens[i], sampled.possible[i] = rows.tokens[place], rows.possible[place]
-
-
 def _draw(
     numbers: Floats, maxima: Floats, states: Sequence[RequestState], which: Ids, search: CompiledSearch
 ) -> list[int]:
@@ -157,7 +147,9 @@ def _draw(
     noise_keys = keys(
         (s.seed for s in settings), (s.choice for s in settings), (len(state.token_ids) for state in states)
     )
-    found = search.candidates(Draws(numbers, maxima, which, Truncation.of(settings, numbers.shape[1]), noise_keys))
+    found = search.candidates(
+        Draws(numbers, maxima, which, Truncation.from_params(settings, numbers.shape[1]), noise_keys)
+    )
     scores = found.scores + gumbel_of(np.repeat(noise_keys, found.counts), found.ids)
     bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
     winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()

@@ -30,7 +30,7 @@ class SampledTokens:
     logprobs: dict[int, Logprobs]  # of the requests that ask for them
 
     def by_id(self, states: Sequence[RequestState]) -> SamplerOutput:
-        """The same for these requests by their ids."""
+        """The tokens by the ids of these requests, with a reason for each request that has none."""
         output = SamplerOutput()
         for i, state in enumerate(states):
             if not self.sound[i]:

@@ -30,7 +30,7 @@ class Scored:
 
     sound: npt.NDArray[np.bool_]  # [tokens], whether the largest logit is finite
     own: npt.NDArray[np.float64]  # [tokens], the token's log probability
-    ranks: npt.NDArray[np.int64]  # [tokens], 1 + how many tokens are likelier
+    token_ranks: npt.NDArray[np.int64]  # [tokens], 1 + how many tokens are likelier
     ids: npt.NDArray[np.int64]  # [tokens, count], the likeliest tokens
     values: npt.NDArray[np.float64]  # [tokens, count], their log probabilities
 
@@ -93,7 +93,7 @@ class PromptScorer:
                 one = score_on_cpu(logits, targets, count, self._search)
             else:
                 one = score_batched(logits, targets, count)
-            yield one.sound, one.own, one.ranks, one.ids, one.values
+            yield one.sound, one.own, one.token_ranks, one.ids, one.values
 
 
 def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: CompiledSearch) -> Scored:
@@ -135,6 +135,6 @@ def _extend(state: RequestState, scored: Scored) -> None:
         position = 1 + len(known.tokens) + int(scored.sound.argmin())
         state.prompt_scores.failed = f"the model's logits at position {position} are not finite"
     known.tokens.extend(scored.own.tolist())
-    known.ranks.extend(scored.ranks.tolist())
+    known.ranks.extend(scored.token_ranks.tolist())
     known.top_ids.extend(scored.ids[:, :count].ravel().tolist())
     known.top_logprobs.extend(scored.values[:, :count].ravel().tolist())

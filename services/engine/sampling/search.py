@@ -129,7 +129,7 @@ class CompiledSearch:
 
 def _plain(logits: Floats, maxima: Floats, requests: Ids) -> Draws:
     """Draws of these requests at temperature 1 and without truncation."""
-    limits = Truncation.of([SamplingParams(1)] * len(requests), logits.shape[1])
+    limits = Truncation.from_params([SamplingParams(1)] * len(requests), logits.shape[1])
     return Draws(logits, maxima, requests, limits, np.zeros(len(requests), np.int64))
 
 

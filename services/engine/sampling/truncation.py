@@ -74,7 +74,7 @@ class Truncation:
     top_p: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, settings: Sequence[SamplingParams], vocab_size: int) -> Truncation:
+    def from_params(cls, settings: Sequence[SamplingParams], vocab_size: int) -> Truncation:
         return cls(
             np.array([max(s.temperature, COLDEST) for s in settings], np.float32),
             np.array([math.log(s.min_p) if s.min_p > 0.0 else -math.inf for s in settings], np.float32),

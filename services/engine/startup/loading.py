@@ -153,12 +153,14 @@ def executes_as_stored(settings: EngineSettings) -> bool:
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
-    """Raises SettingsError if `load_decoder` would for several ranks. Reads no weights."""
+    """Make sure that the model can be split over the ranks of these settings, without reading weights. Raises
+    SettingsError."""
     Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(folder, settings))
 
 
 def check_settings(folder: Path, settings: EngineSettings) -> None:
-    """Raises SettingsError if `load_decoder` would for settings that only the fast path has. Reads no weights."""
+    """Make sure that settings which only the fast path has can be served, without reading weights. Raises
+    SettingsError."""
     if settings.tp * settings.pp > 1:
         check_ranks(folder, settings)
     elif settings.weights == "int8" or settings.kv_cache_dtype != "auto" or settings.batch_invariant:
@@ -213,7 +215,7 @@ def search_of(settings: EngineSettings, device: torch.device) -> CompiledSearch 
 
 
 def _check_stock(settings: EngineSettings) -> None:
-    """Raises SettingsError for what transformers' own layers do not have."""
+    """Refuse settings that transformers' own layers do not have. Raises SettingsError."""
     needed = "is served on the fast path only, which this model is not on here"
     if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} {needed}")

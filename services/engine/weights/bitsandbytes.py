@@ -20,7 +20,7 @@ MOST = 127  # the integer of a scale of LLM.int8, which is the largest size of a
 
 
 def bitsandbytes(config: Config) -> Format:
-    """Raises ModelError for what is not served."""
+    """How bitsandbytes stores weights by this config. Raises ModelError for what is not served."""
     if config.get("load_in_8bit"):
         return Format({".SCB": ".weight"}, INT8_PARTS, _read_int8, "bitsandbytes, int8", _int8_groups)
     field(config, "bnb_4bit_quant_type", ("nf4",), "fp4")
@@ -69,7 +69,7 @@ def _state(parts: Parts) -> Any:
 
 
 def _scales(parts: Parts, state: Any) -> torch.Tensor:
-    """Of each block. With double quantization they are codes with scales themselves."""
+    """The scale of each block. With double quantization scales are codes with scales themselves."""
     stored = parts.tensor("weight.absmax")
     if "nested_blocksize" not in state:
         return stored.to(torch.float32)

@@ -28,7 +28,7 @@ WEIGHTS = (("int", 4), ("int", 8), ("float", 4), ("float", 8))  # types and bits
 
 
 def compressed_tensors(config: Config) -> Format:
-    """Raises ModelError for what is not served."""
+    """How compressed-tensors stores weights by this config. Raises ModelError for what is not served."""
     field(config, "format", FORMATS, None)
     field(config, "quantization_status", STATES, "compressed")
     if config.get("transform_config"):
@@ -95,7 +95,7 @@ def _read(block: Block | None, parts: Parts) -> Weight:
 
 
 def _fp4_scales(parts: Parts) -> torch.Tensor:
-    """Those of NVFP4 were multiplied by the global scale before they were rounded to e4m3."""
+    """The scales of floats of four bits. NVFP4's were multiplied by the global scale before rounding to e4m3."""
     scale = parts.tensor("weight_scale")
     if scale.dtype == torch.uint8:
         return powers_of_two(scale)

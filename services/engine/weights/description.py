@@ -19,7 +19,7 @@ class Quantization:
 
 
 def describe_integers(bits: int, group: int) -> str:
-    """Of weights of `bits`, `group` inputs of which (0: all) share a scale."""
+    """Words for weights of `bits`, `group` inputs of which (0: all) share a scale."""
     return f"{bits} bits in groups of {group}" if group > 0 else f"{bits} bits with a scale for each output"
 
 

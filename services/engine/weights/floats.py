@@ -25,7 +25,7 @@ GPT_OSS_GROUP = 32
 
 
 def fp8(config: Config) -> Format:
-    """Raises ModelError for what is not served."""
+    """How FP8 weights are stored by this config. Raises ModelError for what is not served."""
     field(config, "fmt", ("e4m3",), "e4m3")
     size = config.get("weight_block_size")
     block = (size[0], size[1]) if size else None

@@ -101,7 +101,7 @@ class QuantizedCheckpoint:
     `experts.0.NAME.weight` and so on. These are not among `names`."""
 
     def __init__(self, folder: Path, format_: Format, as_stored: bool = False) -> None:
-        """Raises ModelError for a folder without safetensors."""
+        """Opens `folder`, which stores weights by `format_`. Raises ModelError for a folder without safetensors."""
         self._stored = Checkpoint(folder)
         self._format = format_
         self._modules: dict[str, _Module] = {}

@@ -25,10 +25,12 @@ class Parts(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape, without reading it. Raises ModelError as `tensor` does."""
+        """The shape of a tensor, without reading it. Raises ModelError if the module has no tensor of this name."""
         ...
 
-    def optional(self, name: str) -> torch.Tensor | None: ...
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A tensor, or None if the module has none of this name."""
+        ...
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -106,8 +108,8 @@ def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch
 
 
 def _unpack_across(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The same of bits that do not divide a word: 32 integers lie one after the other in so many words, some of them in
-    two."""
+    """The integers of `unpack` for bits that do not divide a word: 32 of them lie one after the other in `bits` words,
+    some across two."""
     blocks = words.reshape(len(words), -1, bits).to(torch.int64) & 0xFFFFFFFF
     integers = torch.empty(*blocks.shape[:2], 32, dtype=torch.uint8)
     for i in range(32):

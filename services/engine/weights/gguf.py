@@ -87,7 +87,7 @@ def _nibbles(quants: torch.Tensor) -> torch.Tensor:
 
 
 def _halves_of_64(quants: torch.Tensor) -> torch.Tensor:
-    """For each 32 bytes, the same."""
+    """The lower halves and then the upper ones of each 32 bytes of a block."""
     return _nibbles(quants.reshape(-1, 32)).view(-1, 256)
 
 

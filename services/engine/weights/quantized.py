@@ -135,7 +135,7 @@ class QuantizedWeight:
         return torch.equal(self.offsets, self.scales * -middle)
 
     def centred(self) -> QuantizedWeight:
-        """The same weights with larger codes, if that makes them centred."""
+        """These weights with larger codes, if that makes them centred."""
         if self.is_centred or self.values != Values.INTEGERS:
             return self
         kept = 4 if self.bits <= 4 else 8
@@ -168,7 +168,7 @@ class QuantizedWeight:
         return replace(self, codes=codes, scales=scales, offsets=offsets)
 
     def regrouped(self, group: int) -> QuantizedWeight:
-        """The same weights in smaller groups."""
+        """These weights in smaller groups."""
         assert self.group % group == 0, (self.group, group)
         scales, offsets = (each.repeat_interleave(self.group // group, 1) for each in (self.scales, self.offsets))
         return replace(self, scales=scales, offsets=offsets, group=group)

@@ -32,7 +32,7 @@ class Tensors(Protocol):
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
-        """Of each weight that is read as it is stored."""
+        """The form of each weight that is read as it is stored, by name."""
         ...
 
     def __contains__(self, name: str) -> bool: ...
@@ -42,7 +42,7 @@ class Tensors(Protocol):
         ...
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """The same for a product's weight, as the source stores it."""
+        """A product's weight as the source stores it, or these rows or columns. Raises ModelError if it is absent."""
         ...
 
     def rows(self, name: str) -> int:
@@ -119,7 +119,7 @@ class Checkpoint:
         return shape[0], self._blocks(name, (0, 1), None).shape[1]
 
     def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
-        """Of a weight in blocks these outputs, or these inputs, for which whole rows of blocks are read."""
+        """These outputs, or these inputs, of a weight in blocks. For inputs, whole rows of blocks are read."""
         part = self._slice(name)
         stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
         self.bytes_read += stored.nbytes
@@ -156,7 +156,7 @@ def _open(file: Path) -> Any:
 
 
 def _gguf(kinds: Mapping[str, str], kept: Collection[str]) -> Quantization:
-    """Of the blocks of a GGUF file: `kinds` by name, and the names of those that were kept."""
+    """What a GGUF file says of its blocks: `kinds` by name, and the names of the blocks that were kept."""
     types = [kind for kind, _ in Counter(kinds.values()).most_common()]
     refused = {
         name: "the conversion changes its numbers" if kind in FORMATS else f"{kind} is not executed"

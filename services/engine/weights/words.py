@@ -17,7 +17,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight neighbours in a word, from its 
 
 
 def gptq(config: Config) -> Format:
-    """Raises ModelError for what is not served."""
+    """How GPTQ stores weights by this config. Raises ModelError for what is not served."""
     bits = field(config, "bits", GPTQ_BITS, None)
     kind = field(config, "checkpoint_format", tuple(STORED_ZEROS), "gptq")
     field(config, "pack_dtype", ("int32",), "int32")
@@ -61,13 +61,13 @@ def _gptq_groups(bits: int, parts: Parts) -> Groups:
 
 
 def _gptq_bits(bits: int, parts: Parts) -> int:
-    """Those of a module: `dynamic` may give it others than the config's."""
+    """The bits of a module's integers: `dynamic` may give it others than the config's."""
     order = parts.optional("g_idx")
     return bits if order is None else parts.shape("qweight")[0] * 32 // len(order)
 
 
 def awq(config: Config) -> Format:
-    """Raises ModelError for what is not served."""
+    """How AWQ stores weights by this config. Raises ModelError for what is not served."""
     bits = field(config, "bits", (4,), 4)
     # AutoAWQ's name of the field, and GPTQModel's
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()

@@ -212,7 +212,7 @@ def test_one_way_of_scoring_is_the_other() -> None:
     assert one.own[3] == other.own[3] == -torch.inf
     assert one.own[sound] == pytest.approx(other.own[sound], abs=1e-5)
     assert one.values[sound] == pytest.approx(other.values[sound], abs=1e-5)
-    assert one.ranks[sound].tolist() == other.ranks[sound].tolist()
+    assert one.token_ranks[sound].tolist() == other.token_ranks[sound].tolist()
     assert one.ids[sound].tolist() == other.ids[sound].tolist()
 
 

@@ -56,7 +56,7 @@ class PackedGroups:
 
     @property
     def bytes(self) -> float:
-        """Of one weight, with its share of scale and offset."""
+        """Bytes of one weight, with its share of scale and offset."""
         factors = (2 if self.coding == Coding.OFFSET else 1) * (2 if self.halves else 4)
         return self.bits / 8 + factors / self.size
 

@@ -13,7 +13,7 @@ import torch
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
-from services.engine.batch.flat_batch import FlatBatch, pack
+from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.spec import DecoderSpec
 from services.requests import SamplingParams
@@ -53,7 +53,7 @@ class AttentionBits:
 
         qkv = random(len(states), (part.heads + 2 * part.kv_heads) * part.head_dim)
         keys = random(first, part.kv_heads, part.head_dim, BLOCK_SIZE)
-        return pack(states, BLOCK_SIZE), qkv, keys, random(first, part.kv_heads, BLOCK_SIZE, part.head_dim)
+        return pack_batch(states, BLOCK_SIZE), qkv, keys, random(first, part.kv_heads, BLOCK_SIZE, part.head_dim)
 
     def run(self, tiles: Tiles, partial_rows: int) -> torch.Tensor:
         """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of

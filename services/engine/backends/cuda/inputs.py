@@ -26,7 +26,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InputLayout:
     """Room for so many tokens, sampling requests, items of work and block ids in tables."""
 
     tokens: int
@@ -35,7 +35,7 @@ class Layout:
     tables: int
 
     @classmethod
-    def of(cls, batch: FlatBatch, items: Numbers) -> Layout:
+    def of(cls, batch: FlatBatch, items: Numbers) -> InputLayout:
         """The smallest one for this batch."""
         return cls(len(batch.input_ids), len(batch.ends), len(items), len(batch.tables))
 
@@ -69,11 +69,11 @@ def _padded(numbers: Numbers, size: int, filler: int = 0) -> Numbers:
 
 
 def as_inputs(tensors: list[torch.Tensor]) -> Inputs:
-    """Inputs from the tensors of `Layout.arrays`."""
+    """Inputs from the tensors of `InputLayout.arrays`."""
     count, ids, positions, slots, ends, items, tables = tensors
     return Inputs(ids, positions, slots, ends, Work(count, items, tables))
 
 
 def send(batch: FlatBatch, items: Numbers, device: torch.device) -> Inputs:
     """The batch on the device, in new memory. The host does not wait."""
-    return as_inputs(buffers.send(Layout.of(batch, items).arrays(batch, items), device))
+    return as_inputs(buffers.send(InputLayout.of(batch, items).arrays(batch, items), device))

@@ -37,7 +37,7 @@ class Tiles:
 
     @property
     def narrow(self) -> Tiles:
-        """Those for few rows."""
+        """The tiles for few rows."""
         return replace(self, rows=min(NARROW, self.rows))
 
     def __post_init__(self) -> None:

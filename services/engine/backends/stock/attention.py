@@ -67,7 +67,8 @@ def _attention(
     scaling: float | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: query [1, heads, total_tokens, dim]; returns [1, total_tokens, heads, dim]."""
+    """The attention function that transformers calls: query [1, heads, total_tokens, dim]; returns
+    [1, total_tokens, heads, dim]."""
     layer = getattr(module, "layer_idx", None)
     latent: Latent | None = getattr(module, LATENT, None)
     if latent:

@@ -93,7 +93,7 @@ class _Unread:
 
 
 def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:
-    """As `load_model`, of this config with weights from `tensors`."""
+    """A model of this config with weights from `tensors` and with our attention, if it can be replaced."""
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():

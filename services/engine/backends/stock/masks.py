@@ -77,7 +77,7 @@ def _telling_positions(size: int) -> torch.Tensor:
 def _request(
     *, mask_function: MaskFunction, device: torch.device = CPU, local_size: int | None = None, **_: Any
 ) -> MaskRequest:
-    """As transformers calls it for a mask. Padding is left out, because the tokens of a check have none."""
+    """The function that transformers calls for a mask. Padding is left out, because the tokens of a check have none."""
     return MaskRequest(mask_function, local_size, device)
 
 

@@ -52,7 +52,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """The calls of the layers that have the same mask."""
+    """The calls that layers with one mask share."""
 
     singles: list[_Singles]
     spans: list[_Span]

@@ -84,7 +84,8 @@ class StateLayer:
         return output, [_stores(kept, key)[key.index] for key in self.shapes]
 
     def run_alone(self, hidden: torch.Tensor, call: inspect.BoundArguments) -> torch.Tensor:
-        """The same for requests without earlier tokens, without a cache: as the module was written."""
+        """hidden [requests, tokens, hidden] of requests without earlier tokens -> outputs of that size. The module gets
+        no cache, as if it ran in transformers alone."""
         call.arguments[self._hidden] = hidden
         call.arguments[self._cache] = None
         output: torch.Tensor = self._inner(*call.args, **call.kwargs)

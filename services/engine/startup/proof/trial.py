@@ -14,7 +14,7 @@ from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.loading import make_model
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
@@ -123,14 +123,14 @@ def compare(
     device: torch.device,
     prompts: Sequence[int] = PROMPTS,
 ) -> float:
-    """The same for two decoders with the same weights."""
+    """The largest difference of two logits of these decoders, which have the same weights, as `trial` returns it."""
     states = _requests(block_size, length, spec.vocab, prompts)
     for decoder in (fast, stock):
         blocks = sum(len(state.blocks) for state in states)
         decoder.bind(KVCache(decoder.layers, blocks, block_size, decoder.cache_dtype, device))
     worst = torch.zeros((), device=device)
     for scheduled in _iterations(states, len(prompts), spec.vocab):
-        ours, theirs = (decoder.forward(pack(scheduled, block_size)) for decoder in (fast, stock))
+        ours, theirs = (decoder.forward(pack_batch(scheduled, block_size)) for decoder in (fast, stock))
         assert ours is not None
         assert theirs is not None
         scale = theirs.square().mean(-1, keepdim=True).sqrt()

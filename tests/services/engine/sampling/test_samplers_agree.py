@@ -126,7 +126,7 @@ def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
     """A fake tensor has no values: an operation that would wait for a device to read one raises."""
     rows = mixed(16, 3000)
-    batch = batched_sampler.Batch.of(rows, 3000)
+    batch = batched_sampler.Batch.from_states(rows, 3000)
     sent = batch.send(3000, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         told = batched_sampler.launch(torch.empty(16, 3000), batch, sent)

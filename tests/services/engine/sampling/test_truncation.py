@@ -71,7 +71,7 @@ SETTINGS = [
 
 def keep_all(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
     """Truncate whole vocabularies, all requests at once."""
-    of = Truncation.of(settings, scores.shape[1])
+    of = Truncation.from_params(settings, scores.shape[1])
     truncate(
         scores, DeviceTruncation(*map(torch.from_numpy, of.arrays())), int(of.top_k.max()), bool((of.top_p < 1.0).any())
     )
@@ -132,7 +132,7 @@ def test_many_that_weigh_next_to_nothing_are_weighed(kept: ctypes.CDLL) -> None:
 
 
 def expected(logits: torch.Tensor, settings: SamplingParams) -> list[int]:
-    temperature = torch.from_numpy(Truncation.of([settings], len(logits)).temperature)
+    temperature = torch.from_numpy(Truncation.from_params([settings], len(logits)).temperature)
     scores = ((logits - logits.max()) / temperature)[None]
     keep_all(scores, [settings])
     ids: list[int] = scores[0].isfinite().nonzero().flatten().tolist()
@@ -140,7 +140,7 @@ def expected(logits: torch.Tensor, settings: SamplingParams) -> list[int]:
 
 
 def ids_kept(library: ctypes.CDLL, logits: torch.Tensor, settings: SamplingParams) -> list[int]:
-    limits, tops = Truncation.of([settings], len(logits)), chunk_maxima(logits).contiguous()
+    limits, tops = Truncation.from_params([settings], len(logits)), chunk_maxima(logits).contiguous()
     draw = np.zeros(1, DRAW)
     draw["logits"], draw["maxima"], draw["best"] = logits.data_ptr(), tops.data_ptr(), tops.max().item()
     draw["temperature"], draw["lowest"] = limits.temperature, limits.lowest

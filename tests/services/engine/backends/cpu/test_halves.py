@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.engine.backends.cpu.decoder import CpuDecoder
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.settings import EngineSettings
@@ -41,7 +41,7 @@ def last_of_both(folder: Path, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     decoder.bind(KVCache(decoder.layers, 8, BLOCK, decoder.cache_dtype, torch.device("cpu")))
     state = RequestState("r/0", [i % 199 for i in range(TOKENS)], TOKENS, SamplingParams(1))
     state.blocks = array("i", range(8))
-    batch = pack([(state, TOKENS)], BLOCK)
+    batch = pack_batch([(state, TOKENS)], BLOCK)
     at_once, one_by_one = decoder.begin(batch), decoder.begin(batch)
     x, y = at_once.embed().clone(), one_by_one.embed().clone()
     at_once.run(x, None)

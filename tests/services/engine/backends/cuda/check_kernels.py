@@ -26,7 +26,7 @@ from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.kernels.product import ANCHOR, MANY, PLAIN, Tile, multiply, steps
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.backends.cuda.products import Products
-from services.engine.batch.flat_batch import FlatBatch, pack
+from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
 from services.engine.families.decoder_weights import Linear, Table
@@ -96,7 +96,7 @@ def test_min_p_drops_what_the_plain_one_drops() -> None:
 
 def drawn(logits: torch.Tensor, rows: list[RequestState]) -> list[int]:
     """The kernel's tokens. The logits are overwritten."""
-    limits = Truncation.of([row.sampling for row in rows], logits.shape[1])
+    limits = Truncation.from_params([row.sampling for row in rows], logits.shape[1])
     there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
     noise_keys = keys(
         (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
@@ -274,7 +274,7 @@ class Scene:
 
     def attend(self, which: list[int], tiles: Tiles, programs: int, partial_rows: int) -> list[torch.Tensor]:
         """The outputs of these requests, as one iteration."""
-        batch = pack([self.rows[i] for i in which], self.cache.block_size)
+        batch = pack_batch([self.rows[i] for i in which], self.cache.block_size)
         return self.attend_batch(batch, torch.cat([self.queries[i] for i in which]), tiles, programs, partial_rows)
 
     def attend_batch(
@@ -334,7 +334,7 @@ def test_bits_of_attention_depend_on_the_request_alone() -> None:
         for begin in range(0, count, step):
             end = min(begin + step, count)
             part = (replace(row, num_computed_tokens=begin), end - begin)
-            batch = pack([part], scene.cache.block_size)
+            batch = pack_batch([part], scene.cache.block_size)
             pieces += scene.attend_batch(batch, scene.queries[1][begin:end], TILES, 8, 256)
         assert torch.equal(torch.cat(pieces), together[1])
 

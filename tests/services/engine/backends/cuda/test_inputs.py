@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from services.engine.backends.cuda.inputs import Layout, as_inputs, send
+from services.engine.backends.cuda.inputs import InputLayout, as_inputs, send
 from services.engine.backends.cuda.plan import Tiles, plan
 from services.engine.batch import buffers
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
 from services.requests import SamplingParams
 
@@ -23,10 +23,10 @@ def test_padding_keeps_nothing() -> None:
         RequestState(str(i), [7] * (i + 2), i + 1, SamplingParams(3), i + 1, array("i", [2 * i, 2 * i + 1]))
         for i in range(3)
     ]
-    batch = pack([(state, 1) for state in states], 4)
+    batch = pack_batch([(state, 1) for state in states], 4)
     items = plan(batch, 2, 1, Tiles(16, 16, 32), 4, 64)
     exact = send(batch, items, torch.device("cpu"))
-    room = Layout(tokens=8, ends=8, items=20, tables=40)
+    room = InputLayout(tokens=8, ends=8, items=20, tables=40)
     memory = torch.empty(len(buffers.pack(room.empty(), pinned=False)), dtype=torch.uint8)
     packed = buffers.pack(room.arrays(batch, items), pinned=False)
     memory[: len(packed)] = packed

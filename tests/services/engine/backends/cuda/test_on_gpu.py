@@ -13,7 +13,7 @@ import torch
 from driver import Driver, Job
 from family_check import make_jobs
 
-from services.engine.batch.flat_batch import pack
+from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
@@ -46,7 +46,7 @@ def test_graphs_are_bitwise_as_their_kernels(family: str, tiny_model: Callable[[
     decoder = Engine.load(tiny_model(family), SETTINGS).decoder
     graphs = decoder.graphs
     for size in (1, 2, 4, 8, 16, 32, 112, 128, 256):
-        batch = pack(increments(size, 16, longest=100), 16)
+        batch = pack_batch(increments(size, 16, longest=100), 16)
         with torch.inference_mode():
             decoder.graphs = graphs
             replayed = decoder.forward(batch).clone()
@@ -60,7 +60,7 @@ def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable
     engine = Engine.load(tiny_model(family), SETTINGS)
     prompt = RequestState("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))
     batches = [
-        pack(scheduled, 16)
+        pack_batch(scheduled, 16)
         for scheduled in ([(prompt, 89)], increments(5, 16), [*increments(3, 16), (prompt, 30)])  # of each kind
     ]
     with torch.inference_mode():

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from services.engine.backends.cuda.layers import PARTIAL_SPLITS
 from services.engine.backends.cuda.plan import Tiles, plan
-from services.engine.batch.flat_batch import FlatBatch, Numbers, pack
+from services.engine.batch.flat_batch import FlatBatch, Numbers, pack_batch
 from services.engine.batch.request_state import RequestState
 from services.requests import SamplingParams
 
@@ -28,7 +28,7 @@ def batch_of(spans: list[tuple[int, int]]) -> FlatBatch:
         row = RequestState("r", [0] * (context + count), 1, SamplingParams(1), context)
         row.blocks.extend(range(-(-(context + count) // 16)))
         rows.append((row, count))
-    return pack(rows, 16)
+    return pack_batch(rows, 16)
 
 
 def lengths_of(items: Numbers, group: int, rows: int) -> Numbers:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.engine.backends.stock.state_blocks import Scratch, StateBlocks
 from services.engine.backends.stock.states import StateKey, StateLayer, advancing
-from services.engine.batch.flat_batch import FlatBatch, pack
+from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 from services.engine.batch.request_state import RequestState
 from services.requests import SamplingParams
@@ -72,7 +72,7 @@ class Scheduler:
 
     def run(self, scheduled: list[tuple[RequestState, int]]) -> None:
         """Compare the outputs with those of whole requests."""
-        batch: FlatBatch = pack(scheduled, self.block_size)
+        batch: FlatBatch = pack_batch(scheduled, self.block_size)
         hidden = torch.from_numpy(batch.input_ids).double()[None, :, None]
         with advancing(StateBlocks(batch, self.cache, [self.layer], CPU, self.scratch)):
             outputs = self.module(hidden, cache_params=None)
