@@ -42,21 +42,29 @@ def settings(tp: int, pp: int) -> EngineSettings:
 EIGHT_BITS = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
-def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
-    chosen: tuple[int, int] = request.param
+def cases() -> Iterator[Any]:
+    """One family in each layout, the others in the last, which has both kinds of ranks; and all others."""
+    for family in ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "granite", "gpt2"):
+        for tp, pp in LAYOUTS:
+            marks = () if family == "llama" or (tp, pp) == LAYOUTS[-1] else pytest.mark.full
+            yield pytest.param((family, tp, pp), id=f"{family}-tp{tp}-pp{pp}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=cases())
+def case(request: pytest.FixtureRequest) -> tuple[str, int, int]:
+    chosen: tuple[str, int, int] = request.param
     return chosen
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "granite", "gpt2"])
-def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model(request.param)
+@pytest.fixture(scope="module")
+def folder(case: tuple[str, int, int], tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model(case[0])
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path, layout: tuple[int, int]) -> Iterator[RankProcesses]:
+def ranks(folder: Path, case: tuple[str, int, int]) -> Iterator[RankProcesses]:
     with ExitStack() as stack:
-        yield stack.enter_context(RankProcesses(folder, settings(*layout)))
+        yield stack.enter_context(RankProcesses(folder, settings(*case[1:])))
 
 
 @pytest.fixture
