@@ -28,7 +28,7 @@ ENGINES = (1, 5, 10, 15, 20, 30)
 PROMPT = 256
 OUTPUTS = (1, 255)  # tokens, uniform
 SPREAD = 0.2  # of an iteration's time, in both directions
-# seconds of a gateway's processor, of runs with one shard (docs/sharding.md): each second under load, whatever it
+# seconds of a gateway's processor, of runs with one shard (docs/measurements.md): each second under load, whatever it
 # answers; a read of events; a chunk of a stream, with one token
 SECOND, READ, CHUNK = 0.044, 0.27e-3, 28e-6
 

@@ -18,7 +18,7 @@ class Price:
     """Seconds of the pool server's processor.
 
     The defaults are those of Valkey 8.1 on a machine with two cores: `submit` and `token` of calls
-    one by one, the others of runs with one shard (docs/sharding.md).
+    one by one, the others of runs with one shard (docs/measurements.md).
     """
 
     submit: float = 0.12e-3
