@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
 from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, EngineProcess, kill
-from actors.engine_record import note
+from actors.engine_record import described, note
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
 from services.errors import EngineLost, StaleEpoch
@@ -77,7 +77,7 @@ class EngineProcesses:
             except BaseException as error:
                 try:
                     if isinstance(error, EngineLost):
-                        note(client.living, str(error))
+                        note(client.living, _reason(error))
                         await check_owner()
                         await client.kill()
                 finally:
@@ -219,6 +219,12 @@ class EngineProcesses:
                 if not death.done():
                     kill(spare, self._node)
                 await death
+
+
+def _reason(lost: EngineLost) -> str:
+    """Why the engine is lost, in one line: the exception of one of its ranks, if there is one."""
+    cause = lost.__cause__
+    return described(cause.cause) if isinstance(cause, ray.exceptions.RayTaskError) else str(lost)
 
 
 def _preferred(found: Sequence[Sequence[EngineProcess]]) -> list[EngineProcess]:

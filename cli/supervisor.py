@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from actors.cluster.environment import RAY_FOLDER, mark_of, prepared_environment
 from actors.cluster.processes import describe, end_processes_of, ports_of, processes_of
@@ -75,16 +75,15 @@ class ClusterProcess:
         answers: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
-        """Wait until gateways and schedulers run, for this pool and this pinned model, and then for `answers`. Engines
-        may fail again and again meanwhile if a cluster `was_ready` before.
+        """Let the child start gateways and schedulers for this pool and this pinned model, and wait for `answers`.
+        Engines may fail again and again meanwhile if a cluster `was_ready` before.
 
         Raises OrcaError if the child ends instead, with the child's own message if it sent one.
         """
         self._send({"redis_url": redis_url, "model": model, "was_ready": was_ready})
         reader, writer = await asyncio.open_unix_connection(sock=self._pipe.dup(), limit=LINE)
         try:
-            await self._until_up(reader, say)
-            answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._until_up(reader, say))
+            answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._listen(reader, say))
             try:
                 await asyncio.wait({answering, failing}, return_when=asyncio.FIRST_COMPLETED)
                 (failing if failing.done() else answering).result()
@@ -95,19 +94,17 @@ class ClusterProcess:
         finally:
             writer.close()
 
-    async def _until_up(self, reader: asyncio.StreamReader, say: Callable[[str], None]) -> None:
-        """Read what the child sends until gateways and schedulers run. Raises OrcaError as `until_ready`."""
+    async def _listen(self, reader: asyncio.StreamReader, say: Callable[[str], None]) -> NoReturn:
+        """Read what the child sends. Raises OrcaError as `until_ready`."""
         while line := await _next_line(reader):
             received = json.loads(line)
             if "error" in received:
                 raise OrcaError(received["error"])
             if "failed" in received:
                 say(received["failed"])
-                continue
-            if received["at"] == "serve":
-                return
-            say("starting engines, schedulers and gateways")
-            self._ray_runs.set()
+            else:
+                say("starting engines, schedulers and gateways")
+                self._ray_runs.set()
         words = self._log.read_text(errors="replace").split("\n")
         why = next((f": {line.strip()}" for line in reversed(words) if line.strip()), "")
         raise OrcaError(f"the process that holds Ray ended{why}")

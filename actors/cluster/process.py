@@ -118,7 +118,6 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path) -> NoReturn:
     watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
     try:
         _deploy(settings, folder)
-        pipe.send(at="serve")
         pipe.wait()  # until the server is ready
     finally:
         ready.set()

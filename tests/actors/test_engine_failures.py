@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from actors.cluster.engine_failures import (
     MOST_FAILURES,
@@ -19,6 +20,7 @@ from actors.cluster.engine_failures import (
     reason_of_death,
 )
 from actors.cluster.environment import mark_of
+from actors.engine_processes import _reason
 from actors.engine_record import forget, note, records_in
 from load.server import ROOT
 from services.errors import EngineLost, ModelError
@@ -83,6 +85,7 @@ def test_a_process_that_left_no_word_was_perhaps_killed_for_lack_of_memory() -> 
 
 PROCESS = """
 import sys
+from actors.engine_processes import _reason
 from actors.engine_record import EngineRecord
 from services.errors import LaterEpoch, ModelError
 record = EngineRecord("engine-7-0-a")
@@ -160,6 +163,13 @@ def test_what_a_scheduler_says_of_a_process_that_it_kills(watch: EngineWatch, en
     note([engine.pid, os.getpid()], "an engine did not answer for 60 s")
     engine.kill()
     assert watch.look() == [failure(engine, "an engine did not answer for 60 s")]
+
+
+def test_ranks_that_are_killed_have_the_reason_of_the_one_that_failed() -> None:
+    lost = EngineLost("the engine failed: a traceback")
+    lost.__cause__ = RayTaskError("serve", "a\nlong\ntraceback", OverflowError("too far"))
+    assert _reason(lost) == "OverflowError: too far"
+    assert _reason(EngineLost("an engine did not answer for 60 s")) == "an engine did not answer for 60 s"
 
 
 def test_without_a_word_its_log_says_more(watch: EngineWatch, engine: EngineProcess, tmp_path: Path) -> None:
