@@ -15,11 +15,11 @@ from load.curves import Curve, Point, sweep
 from load.in_process import LocalPool, Served, Setup
 from load.recording import BATCH, SCHEDULERS, example, file_of
 from load.simulation import __main__ as simulate
-from load.simulation import headline, paper, plan
+from load.simulation import paper, plan
 from load.simulation.cost import TABLE_1, IterationTime, Partition
 from load.simulation.engine import VirtualEngine
 from load.simulation.faster_transformer import batch_seconds, largest_batch, serve
-from load.simulation.headline import crossing, held
+from load.simulation.headline import crossing
 from load.simulation.pool import Price, Reads, Users
 from load.simulation.specs import A100_40GB, Gpu, Model, RingProtocol
 from load.simulation.world import figures_of, run_simulated
@@ -58,13 +58,6 @@ def test_one_token_reads_every_weight_and_many_are_bound_by_products() -> None:
     time = Partition(TINY, READS, ranks=1).iteration([(5, 3), (0, 2)], sampled=0)
     pairs = (3 * 5 + 3 + 2 + 1) + (2 + 1)  # each token with all before it and itself
     assert time.stages == pytest.approx((2 * (10 * 4) * 5 + 4 * 3 * 4 * pairs,))
-
-
-def test_a_small_read_is_slower_for_each_byte() -> None:
-    gpu = Gpu("steps", 1e6, 1.0, 1e30, (), 1.0, ((100.0, 0.9), (50.0, 0.5), (0.0, 0.25)))
-    linear = 4 * (2 * 6 + 2 * 4) / 0.25  # 12 and 8 bytes in each of 4 layers
-    # 56 and 64 bytes of keys and values in a layer, 120 together
-    assert Partition(TINY, gpu, 1).iteration([(6, 1), (7, 1)], 0).total == pytest.approx(linear + 4 * 120 / 0.9)
 
 
 def test_ranks_and_stages_share_the_work() -> None:
@@ -258,19 +251,6 @@ def test_a_crossing_is_found_from_any_first_rate() -> None:
     assert crossing(lambda rate: Point(rate, 5.0), 1.0, 4.0) == 0.0
     with pytest.raises(ValueError, match="too short"):
         crossing(lambda rate: Point(rate, 0.1), 1.0, 4.0)
-
-
-def test_the_crossing_settles_while_the_latency_of_an_overload_grows_with_the_trace() -> None:
-    crossings = [held(served_by(1.0), length, 0, 0.5) for length in (400, 800, 1600)]
-    assert crossings[1] == pytest.approx(crossings[2], rel=0.05)
-    assert all(0.8 < found <= 1.02 for found in crossings)  # it can serve one request in a second
-
-
-def test_the_headline_takes_the_best_of_each_system() -> None:
-    systems = {"ft(1, 1)": served_by(1.0), "ft(8, 8)": served_by(2.0), "orca(8)": served_by(0.4)}
-    report = headline.report(systems, 400, (0, 1))
-    assert "| FasterTransformer, ft(1, 1) | 0.185 | " in report
-    assert "| Orca, orca(8) | 6.81 | " in report
 
 
 def test_an_exchange_costs_by_its_commits_and_tokens_and_gateways_read_several_at_once() -> None:
