@@ -15,6 +15,7 @@ from load.in_process import Setup
 from load.recording import BATCH, SCHEDULERS, Recording, example, file_of
 from load.simulation import headline, paper, plan
 from load.simulation.cost import TABLE_1
+from load.simulation.specs import MAX_MODEL_LEN
 from load.simulation.world import figures_of, run_simulated
 from services.progress import print_beside
 from services.scheduling import Knobs
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 def record(folder: Path) -> None:
     """Record the example under both policies, on the paper's 13B model."""
     partition = TABLE_1["13B"]
-    figures = figures_of(partition.num_slots, partition.model.max_model_len)
+    figures = figures_of(partition.num_slots, MAX_MODEL_LEN)
     for policy, scheduler in SCHEDULERS.items():
         recording = Recording(file_of(folder, policy))
         run_simulated(example(RATE), partition, figures, Setup(Knobs(BATCH), scheduler), recording)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from load.simulation.specs import A100_40GB, ELEMENT, GPT_13B, GPT_101B, GPT_175B, GPT_341B, Gpu, Model
+from load.simulation.specs import A100_40GB, ELEMENT, VOCABULARY, Gpu, Model
 
 RequestState = tuple[int, int]  # a request's tokens computed before, and tokens to compute
 
@@ -41,9 +41,9 @@ class Partition:
         self._layers = model.layers // stages
         self._multiply = 2 / (gpu.rate * ranks)  # seconds per multiply-add
         self._layer = [self._costs(params) for params in model.linear]
-        self._head = [self._costs(model.vocabulary * model.hidden)]
-        self._slot = ELEMENT * model.kv_width / ranks  # bytes of a token in a layer of one GPU
-        self._pair = 2 * model.query_width * self._multiply
+        self._head = [self._costs(VOCABULARY * model.hidden)]
+        self._slot = ELEMENT * 2 * model.hidden / ranks  # bytes of a token in a layer of one GPU
+        self._pair = 2 * model.hidden * self._multiply
 
     def iteration(self, rows: Iterable[RequestState], sampled: int) -> IterationTime:
         """The time of an iteration over `rows` that samples `sampled` tokens."""
@@ -73,7 +73,7 @@ class Partition:
     @property
     def num_slots(self) -> int:
         """The paper's `n_slots`: the number of tokens whose keys and values fit beside the weights."""
-        left = self.gpu.memory * self.ranks * self.stages - self.model.weight_bytes
+        left = self.gpu.memory * self.ranks * self.stages - ELEMENT * self.model.params
         assert left > 0, f"{self.model.name} does not fit into {self.ranks * self.stages} {self.gpu.name}"
         return int(left / self.model.slot_bytes)
 
@@ -85,10 +85,10 @@ def _linear(operations: list[tuple[float, float]], tokens: int) -> float:
 
 # the models of the paper's Table 1 on its machines
 TABLE_1 = {
-    "13B": Partition(GPT_13B, A100_40GB, ranks=1, stages=1),
-    "101B": Partition(GPT_101B, A100_40GB, ranks=8, stages=1),
-    "175B": Partition(GPT_175B, A100_40GB, ranks=8, stages=2),
-    "341B": Partition(GPT_341B, A100_40GB, ranks=8, stages=4),
+    "13B": Partition(Model("13B", 40, 5_120), A100_40GB, ranks=1),
+    "101B": Partition(Model("101B", 80, 10_240), A100_40GB, ranks=8),
+    "175B": Partition(Model("175B", 96, 12_288), A100_40GB, ranks=8, stages=2),
+    "341B": Partition(Model("341B", 120, 15_360), A100_40GB, ranks=8, stages=4),
 }
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from load.simulation.cost import Partition
 from load.simulation.engine import Cost
+from load.simulation.specs import MAX_MODEL_LEN
 from load.trace import Answer, Request
 
 
 def largest_batch(partition: Partition) -> int:
     """The number of requests that fit into memory."""
-    return partition.num_slots // partition.model.max_model_len
+    return partition.num_slots // MAX_MODEL_LEN
 
 
 def serve(trace: list[Request], cost: Cost, max_batch_size: int, microbatch_size: int) -> list[Answer]:

@@ -77,60 +77,29 @@ A100_40GB = Gpu(
     reads=((100e6, 0.90), (10e6, 0.75), (1e6, 0.6), (0.0, 0.3)),  # [Calculon]
 )
 
-ELEMENT = 2  # bytes of a weight, a key or an activation: fp16 in the paper, bf16 elsewhere
+ELEMENT = 2  # bytes of a weight, a key or an activation
+VOCABULARY, MAX_MODEL_LEN = 50_257, 2048  # GPT-3's (section 6, Models)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder model. Widths are elements of one token in one layer."""
+    """GPT as in section 2 of the paper: QKV, attention out and an MLP of four times the width, in each layer."""
 
     name: str
     layers: int
     hidden: int
-    linear: tuple[int, ...]  # parameters of each linear operation of one layer
-    query_width: int  # of all query heads
-    kv_width: int  # keys and values together
-    vocabulary: int
-    embeddings: int  # tables [vocabulary, hidden]: 1 if input and output share one
-    max_model_len: int
 
     @property
-    def layer_params(self) -> int:
-        return sum(self.linear)
+    def linear(self) -> tuple[int, ...]:
+        """Parameters of each linear operation of one layer."""
+        return tuple(factor * self.hidden**2 for factor in (3, 1, 4, 4))
 
     @property
     def params(self) -> int:
-        return self.layers * self.layer_params + self.embeddings * self.vocabulary * self.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        return ELEMENT * self.params
+        """Input and output share one table of embeddings."""
+        return self.layers * sum(self.linear) + VOCABULARY * self.hidden
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of the keys and values of a token in all layers (a slot in section 4.2 of the paper)."""
-        return ELEMENT * self.kv_width * self.layers
-
-
-def gpt(name: str, layers: int, hidden: int) -> Model:
-    """GPT as in section 2 of the paper: QKV, attention out and an MLP of four times the width; GPT-3's vocabulary.
-
-    The maximum length is 2,048 tokens (section 6, Models).
-    """
-    return Model(
-        name,
-        layers,
-        hidden,
-        (3 * hidden**2, hidden**2, 4 * hidden**2, 4 * hidden**2),
-        hidden,
-        2 * hidden,
-        50_257,
-        1,
-        2048,
-    )
-
-
-GPT_13B = gpt("13B", 40, 5_120)
-GPT_101B = gpt("101B", 80, 10_240)
-GPT_175B = gpt("175B", 96, 12_288)
-GPT_341B = gpt("341B", 120, 15_360)
+        return ELEMENT * 2 * self.hidden * self.layers

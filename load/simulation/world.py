@@ -9,6 +9,7 @@ from load.in_process import LocalPool, Served, Setup
 from load.recording import Recording
 from load.simulation.cost import Partition
 from load.simulation.engine import Cost, VirtualEngine
+from load.simulation.specs import MAX_MODEL_LEN
 from load.trace import Answer, Request, run_trace
 from services.loop.clock import run_in_virtual_time
 from services.messages import EngineFigures
@@ -39,6 +40,6 @@ async def _run(
 
 def orca(requests: Sequence[Request], partition: Partition, max_batch_size: int) -> list[Answer]:
     """Run `requests` on a model of the paper, by our scheduler with as many batches in flight as stages."""
-    figures = figures_of(partition.num_slots, partition.model.max_model_len)
+    figures = figures_of(partition.num_slots, MAX_MODEL_LEN)
     knobs = Knobs(max_batch_size, batches_in_flight=partition.stages)
     return run_simulated(requests, partition, figures, Setup(knobs))

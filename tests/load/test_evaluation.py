@@ -14,7 +14,7 @@ from load.evaluation.parts import PARTS, figure_10, neighbours, overload, recove
 from load.evaluation.parts.figure_10 import ITERATION, LOADS, REQUEST
 from load.evaluation.results import Clock, page_of, read, save
 from load.options import Options
-from load.report import quantile, tables
+from load.report import quantile
 from load.server import ROOT
 from load.trace import Answer, HttpRequest, Request, Run
 from services.engine.null import NullEngine
@@ -94,12 +94,6 @@ def test_figures_are_computed_from_arrivals_and_seconds() -> None:
     lines = ["[  0.1 s] starting the pool's server, /x/valkey\n", "[ 16.5 s] ready at http://127.0.0.1:21601  try\n"]
     assert start.printed(lines) == {"starting the pool's server": 0.1}
     assert (quantile([3.0, 1.0, 2.0], 0.5), quantile([3.0, 1.0, 2.0], 0.99)) == (2.0, 3.0)
-
-
-def test_cells_of_tables_have_about_three_digits() -> None:
-    assert tables({"T": {"a": {"x": 200.0, "y": 0.5}, "b": {"x": 7.0}, "c": {"y": 12_345.6}}}) == [
-        "T:\n\n|  | x | y |\n| --- | ---: | ---: |\n| a | 200 | 0.500 |\n| b | 7 | - |\n| c | - | 12,346 |"
-    ]
 
 
 def test_peers_are_measured_only_where_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:

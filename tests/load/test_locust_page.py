@@ -126,16 +126,3 @@ def test_a_shape_of_the_form_sends_its_arrivals(page: Page, tmp_path: Path) -> N
     assert {stage: sent[stage] for stage in range(last)} == {stage: due[stage] for stage in range(last)}
     assert sent[last] <= due[last]
     assert due.total() > 20
-
-
-def test_the_report_waits_for_all_workers(server: SseServer, tmp_path: Path) -> None:
-    """Two tests in turn, each with the answers of both workers."""
-    port = str(free_port())
-    workers = ["--processes", "2", "--master-bind-port", port, "--master-port", port]
-    workers += ["--stop-timeout", "0"]  # for so long a worker takes no other test
-    with serve_page(server, tmp_path, *workers) as page:
-        for count in (8, 9):
-            page.wait(lambda: len(page.http.get("/stats/requests").json()["workers"]) == 2)
-            samples = tmp_path / f"{count}.jsonl"
-            page.run(count, samples=samples)
-            assert len(samples.read_text().splitlines()) == count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import orjson
 import pytest
 
 from load.server import free_port
-from load.users.profile import arrivals, profile_of
 from tests.load.locust_run import run_locust
 from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
@@ -95,14 +93,6 @@ def test_a_stream_that_breaks_is_resumed_by_users_that_do(server: SseServer, tmp
     assert (run.aggregated, run.stats[f"POST {CHATS}"].length) == (4, 4 * 6)
     keys = [asked.key for asked in server.asked]
     assert {keys.count(key) for key in keys} == {2}  # each reconnected once
-
-
-def test_users_that_resume_give_up_after_their_patience(server: SseServer, tmp_path: Path) -> None:
-    server.reply = lambda asked: Reply(status=502)
-    run = run_locust(server.url, tmp_path, "--patience", "0.1", "ResumingCompletionUser", requests=2)
-    assert (run.exit_code, run.aggregated) == (1, 2), run.output
-    assert all("no sign of life" in error and "status 502" in error for error in run.failures)
-    assert len(server.asked) > 2
 
 
 def breaking(asked: Asked) -> Reply:
@@ -187,15 +177,3 @@ def test_a_rate_that_is_not_reached_is_said_and_latency_begins_when_it_was_due(
     assert f"{said} 9 late" in run.output or f"{said} 10 late" in run.output  # a busy machine begins late
     lines: list[Any] = [json.loads(line) for line in samples.read_text().splitlines()]
     assert all(line["e2e"] > line["ttft"] > line["late"] > 100 for line in lines[1:])
-
-
-def test_a_shape_lasts_from_the_beginning_of_the_test(server: SseServer, tmp_path: Path) -> None:
-    """Locust starts its clock of the shape before the test; the requests of all stages but the last are sent whole."""
-    server.reply = lambda asked: Reply(whole(asked.body))
-    samples = tmp_path / "samples.jsonl"
-    files = "tests/load/locust_late_start.py,load/locustfile.py,tests/load/locust_record.py"
-    options = ["--shape", "step", "--stages", "2", "--request-rate", "20", "--run-time", "2s", "--seed", "3"]
-    run_locust(server.url, tmp_path, "-f", files, *options, "--samples", str(samples), requests=0, users=20)
-    sent = Counter(json.loads(line)["stage"] for line in samples.read_text().splitlines())
-    profile = profile_of("step", 20.0, 2, 2)
-    assert sent[0] == sum(profile.locate(at)[0] == 0 for at in arrivals(profile, 1.0, 3))

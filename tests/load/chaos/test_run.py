@@ -88,11 +88,6 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     assert plan([FAULTS["gcs"]], 5, random.Random(1)) == [FAULTS["gcs"]]
 
 
-def test_what_a_verdict_needs_follows_from_the_length_of_the_run() -> None:
-    assert OPTIONS.least == Least(requests=2, tokens=16, faults=1)
-    assert replace(OPTIONS, seconds=600).least == Least(requests=20, tokens=160, faults=15)
-
-
 def test_only_a_server_that_does_not_sync_loses_something_by_its_death() -> None:
     made = [Injection("engine", 1.0), Injection("pool", 2.0), Injection("everything", 3.0)]
     assert OwnPool(OPTIONS).losses(made) == []
@@ -143,11 +138,6 @@ def test_differences_from_the_undisturbed_answer(change: dict[str, Any], told: s
     assert told in difference(answer(), got)
     got.completion_tokens = 3
     assert "3 tokens counted" in difference(answer(), got)
-
-
-def test_the_ids_of_calls_are_those_of_one_request() -> None:
-    one, other = (StreamedAnswer({0: Choice(calls=[Call(id, "f", "{}")])}) for id in ("a", "b"))
-    assert not difference(one, other)
 
 
 def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:

@@ -58,14 +58,6 @@ def test_a_shape_lasts_as_long_as_asked_and_goes_up_to_its_peak(
     assert profile.level(seconds * 1.000001) is None
 
 
-def test_arrivals_follow_a_ramp_and_end_with_it() -> None:
-    times = list(arrivals(profile_of("ramp", 100, 60, 5), 1.0, 0))
-    assert len(times) == pytest.approx(100 * 60 / 2, rel=0.1)
-    assert sum(at < 30 for at in times) == pytest.approx(len(times) / 4, rel=0.2)
-    assert times == sorted(times)
-    assert times[-1] < 60
-
-
 @given(workers=st.integers(1, 7), seed=st.integers(0, 99))
 @settings(max_examples=10)
 def test_workers_together_send_what_one_process_sends(workers: int, seed: int) -> None:

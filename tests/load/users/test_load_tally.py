@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.users.sample import Sample, parse_targets
-from load.users.tally import LATE, Distribution, Tally, report, table
+from load.users.tally import LATE, Distribution, Tally
 
 MS = st.floats(0, 5000)
 
@@ -100,19 +100,3 @@ def test_the_knee_is_the_last_stage_before_the_targets_are_missed() -> None:
     assert tally.knee(3) == 1
     tally.send(0, 5)  # not answered yet
     assert tally.knee(3) == -1
-
-
-def test_the_report_says_that_a_rate_was_not_held_and_what_was_left() -> None:
-    tally = Tally(1, {"ttft": 500.0})
-    tally.send(0, 3)
-    tally.end(sample())
-    tally.end(sample(late=2500.0, ttft=2600.0))
-    text = "\n".join(report(tally, 2.0, asked=10))
-    assert "asked 10 (5.00/s), sent 3 (1.50/s), answered 2 (1.00/s), failed 0" in text
-    assert "goodput: 1 (0.50/s) of the 3 requests met ttft:500" in text
-    assert "the rate was not held: 7 of 10 requests were not sent, and 1 late by up to 2.5 s" in text
-    assert "1 requests had no answer" in text
-    (head, row) = table(tally, [(2.0, 5.0, 5.0)], "requests/s")
-    assert dict(zip(head.split(), row.split(), strict=False))["sent/s"] == "1.50"
-    assert "not held" not in "\n".join(report(tally, 2.0, asked=None))
-    assert "not held" not in "\n".join(report(Tally(1, {}), 2.0, asked=0))
