@@ -43,7 +43,7 @@ EIGHT_BITS = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_to
 
 
 def cases() -> Iterator[Any]:
-    """One family in each layout, the others in the last, which has both kinds of ranks; and all others."""
+    """One family in each layout, the others in the last, which has both kinds of ranks. `make test-all` has all."""
     for family in ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "granite", "gpt2"):
         for tp, pp in LAYOUTS:
             marks = () if family == "llama" or (tp, pp) == LAYOUTS[-1] else pytest.mark.full
