@@ -23,7 +23,7 @@ def tables(figures: Figures) -> list[str]:
     found = []
     for title, rows in figures.items():
         columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
-        counts = {name for name in columns if all(cells.get(name, 0.0).is_integer() for cells in rows.values())}
+        counts = {name for name in columns if all(float(cells.get(name, 0.0)).is_integer() for cells in rows.values())}
         body = [[row, *(_cell(cells.get(name), name in counts) for name in columns)] for row, cells in rows.items()]
         found.append(f"{title}:\n\n{table(['', *columns], body)}")
     return found

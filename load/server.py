@@ -29,7 +29,7 @@ from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 
 ROOT = Path(__file__).parents[1]
-READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for
+READY = 120.0  # seconds; more for a first start, which downloads and compiles
 
 
 PORTS = range(LAST_PORT, 32_768)  # between those of Ray and those that Linux gives to outgoing connections
@@ -46,12 +46,13 @@ def free_port() -> int:
 
 class OrcaServer:
     """`orca serve`: ready within `with`, interrupted as by Ctrl-C at its end. `lines` has what it printed. `port`: 0
-    takes a free one. `constants` are those of `services.settings.constants` that this server has otherwise."""
+    takes a free one. `ready`: seconds until it is ready, and until it prints what a caller waits for. `constants` are
+    those of `services.settings.constants` that this server has otherwise."""
 
     running: ClassVar[weakref.WeakSet[OrcaServer]] = weakref.WeakSet()
 
-    def __init__(self, data_dir: Path, *flags: str, port: int = 0, **constants: float) -> None:
-        self.data_dir, self.port = data_dir, port or free_port()
+    def __init__(self, data_dir: Path, *flags: str, port: int = 0, ready: float = READY, **constants: float) -> None:
+        self.data_dir, self.port, self._ready = data_dir, port or free_port(), ready
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self._printed = threading.Condition()
@@ -81,7 +82,7 @@ class OrcaServer:
             return sum(text in line for line in self.lines) >= times
 
         with self._printed:
-            self._printed.wait_for(lambda: printed() or self.process.poll() is not None, READY)
+            self._printed.wait_for(lambda: printed() or self.process.poll() is not None, self._ready)
         if not printed():
             self.__exit__()
             raise AssertionError(f"orca serve did not print {text!r}:\n" + "".join(self.lines))

@@ -43,16 +43,6 @@ def single() -> list[Request]:
     return [sized(128, 128)]
 
 
-def equal_size(n: int = 16) -> list[Request]:
-    """All alike, 128 tokens in and 128 out: the control, where iteration-level scheduling gains nothing."""
-    return [sized(128, 128)] * n
-
-
-def short_long_mix(n: int = 16) -> list[Request]:
-    """Short (32 in, 32 out) and long (512 in, 128 out) requests in turn, a short one first."""
-    return [sized(32, 32) if i % 2 == 0 else sized(512, 128) for i in range(n)]
-
-
 def poisson(requests: Sequence[Request], rate: float, seed: int = 1) -> list[Request]:
     """`requests` in order, as Poisson arrivals at `rate` per second. Another rate with the same seed is the same trace
     stretched in time, as in section 6 of the paper."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -71,44 +71,38 @@ class Streams:
 
     async def run(self, request: HttpRequest) -> Outcome:
         """Run one request to its end. Errors are recorded in the outcome."""
-        outcome = Outcome(request, len(self.outcomes), time.monotonic())
+        outcome, recorder = Outcome(request, len(self.outcomes), time.monotonic()), self._recorder
         self.outcomes.append(outcome)
-        if self._recorder:
-            self._recorder.submit(outcome.number, request.choices)
+
+        def on_event(event: Event) -> None:
+            if '"token_ids":[' in event.data and '"token_ids":[]' not in event.data:
+                outcome.arrivals.append(time.monotonic())
+            if recorder:
+                recorder.event(outcome.number, event)
+
+        def on_connect(last_id: str) -> None:
+            if recorder:
+                recorder.connect(outcome.number, last_id)
+
+        if recorder:
+            recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
             resumable = await follow(
-                self._session, request.path, request.body, outcome.answer,
-                self._on_event(outcome), self._on_connect(outcome), self._patience, key,
-            )  # fmt: skip
+                self._session, request.path, request.body, outcome.answer, on_event, on_connect, self._patience, key
+            )
             outcome.reconnects = resumable.reconnects
             outcome.answer.check()
         except StreamError as error:
             outcome.error, outcome.status = str(error), error.status
         outcome.end = time.monotonic()
-        if self._recorder:
-            self._recorder.done(outcome.number, outcome.error)
+        if recorder:
+            recorder.done(outcome.number, outcome.error)
         if not outcome.error:
             outcome.invalid = error_in(request, outcome.answer)
         if not outcome.error and (expected := self.expected.get(request.name)):
             outcome.wrong = difference(expected, outcome.answer)
         return outcome
-
-    def _on_event(self, outcome: Outcome) -> Callable[[Event], None]:
-        def on_event(event: Event) -> None:
-            if '"token_ids":[' in event.data and '"token_ids":[]' not in event.data:
-                outcome.arrivals.append(time.monotonic())
-            if self._recorder:
-                self._recorder.event(outcome.number, event)
-
-        return on_event
-
-    def _on_connect(self, outcome: Outcome) -> Callable[[str], None]:
-        def on_connect(last_id: str) -> None:
-            if self._recorder:
-                self._recorder.connect(outcome.number, last_id)
-
-        return on_connect
 
     async def keep(self, requests: list[HttpRequest], count: int, over: asyncio.Event, pause: float = 0.0) -> None:
         """Keep `count` streams open, through all the requests again and again, until `over`; then wait for the last.

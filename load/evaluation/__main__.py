@@ -11,7 +11,7 @@ from pathlib import Path
 from load.arguments import add_options, chosen, parser_of
 from load.evaluation.bench import SECONDS, Bench, Peers
 from load.evaluation.parts import PARTS
-from load.evaluation.results import Clock, save, write
+from load.evaluation.results import measured, save, write
 from load.options import Options, model_folder
 from load.server import ROOT
 from services.progress import Bar, print_beside
@@ -41,8 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         parts = given.part or [name for name in PARTS if name != NAMED or peers]
         for name in (bar := Bar(parts, unit="parts")):
             bar.set_description_str(name)
-            clock = Clock()
-            result = clock.result(name, model, given.seconds, PARTS[name].measure(bench))
+            result = measured(name, model, bench)
             save(given.out, result)
             print_beside(result.section(PARTS[name].HELP, []) + "\n")
     page = given.out.parent / "measurements.md"

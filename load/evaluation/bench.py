@@ -20,12 +20,13 @@ from load.over_http import run_over_http
 from load.plots import Panel
 from load.processes import busy_seconds, by_kind
 from load.report import Figures
-from load.server import READY, OrcaServer, until
+from load.server import OrcaServer, until
 from load.trace import Request, Run
 from load.workloads import single
 from services.scheduling import Knobs
 
 SECONDS = 12.0  # of arrivals at a rate
+READY = 600.0  # seconds: a first start downloads and compiles
 CLIENT = "client"
 Plots = dict[str, list[Panel]]  # the panels of each file by its name, without ".png"
 
@@ -83,7 +84,7 @@ class Bench:
         """`orca serve` on the model with these flags, ready; with `spares` it starts nothing more."""
         self.release()
         model = ["--model", self.options.model, "--device", self.options.device, "--dtype", self.options.dtype]
-        with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags) as server:
+        with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags, ready=READY) as server:
             if spares:
                 asyncio.run(until(server.has_spares, READY))
             yield server

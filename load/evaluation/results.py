@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load.evaluation.bench import Found, Plots
+from load.evaluation.bench import Bench, Found, Plots
 from load.evaluation.parts import PARTS
 from load.plots import draw
 from load.report import Figures, machine, tables
@@ -57,16 +57,12 @@ class Result:
         return "\n\n".join([*lines, *tables(self.figures)])
 
 
-class Clock:
-    """What a `Result` says of the circumstances; it is created when the part begins."""
-
-    def __init__(self) -> None:
-        self._began, self._load = time.monotonic(), os.getloadavg()[0]
-
-    def result(self, part: str, model: str, seconds: float, found: Found) -> Result:
-        at, took = time.strftime("%Y-%m-%d %H:%M", time.gmtime()), time.monotonic() - self._began
-        told = machine(), model, at, _commit(), self._load, took, seconds
-        return Result(part, *told, found.figures, found.series)
+def measured(part: str, model: str, bench: Bench) -> Result:
+    """What the part finds, and under which circumstances."""
+    at, load, began = time.strftime("%Y-%m-%d %H:%M", time.gmtime()), os.getloadavg()[0], time.monotonic()
+    found: Found = PARTS[part].measure(bench)
+    took = time.monotonic() - began
+    return Result(part, machine(), model, at, _commit(), load, took, bench.seconds, found.figures, found.series)
 
 
 def save(folder: Path, result: Result) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.pool_client.event_reader import PAUSE
 from load.in_process import Served, Setup
-from load.report import quantile, table
+from load.report import quantile, tables
 from load.simulation.cost import IterationTime, RequestState
 from load.simulation.engine import VirtualEngine
 from load.simulation.pool import Price, PricedPool, Users
@@ -52,20 +52,6 @@ class Load:
         return self.seconds * min(10.0, max(1.0, 20.0 / engines))
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The figures of one pool with `engines` engines."""
-
-    engines: int
-    gateways: int
-    server_busy: float  # share of the time
-    exchange: float  # seconds, mean
-    exchange_p99: float
-    filled: float  # share of the places in an iteration that are taken
-    tokens: float  # per second
-    gap_p99: float  # seconds between two commits of a request's tokens
-
-
 class Jittered:
     """A cost of about the same time for all iterations, so that engines do not run in step. Counts the iterations and
     the tokens that they sample."""
@@ -86,29 +72,24 @@ def run(out: Path | None) -> str:
 
 
 def report(load: Load, engines: Sequence[int]) -> str:
-    head = ["engines", "gateways", "server busy", "exchange mean, ms", "p99, ms"]
-    head += ["places filled", "tokens/s", "p99 between commits, ms"]
-    rows = []
+    rows = {}
     with Bar(desc="plan", total=sum(engines), unit="engines") as bar:  # the time grows with the number of engines
         for count in engines:
-            one = carry(count, load)
-            row = [count, one.gateways, f"{one.server_busy:.0%}", f"{one.exchange * 1e3:.1f}"]
-            row += [f"{one.exchange_p99 * 1e3:.1f}", f"{one.filled:.1%}", f"{one.tokens:,.0f}"]
-            rows.append([*row, f"{one.gap_p99 * 1e3:.0f}"])
+            rows[f"{count} engines"] = carry(count, load)
             bar.update(count)
-    return (
+    about = (
         f"Engines of {load.running} running requests and {load.iteration * 1e3:.0f} ms an iteration (± {SPREAD:.0%}), "
-        f"always asked for {load.waiting:.0%} more than they run; {PROMPT} tokens in, {OUTPUTS[0]} to {OUTPUTS[1]} out."
-        f"\n\n{table(head, rows)}"
+        f"always asked for {load.waiting:.0%} more than they run; {PROMPT} tokens in, {OUTPUTS[0]} to {OUTPUTS[1]} out"
     )
+    return "\n\n".join(tables({about: rows}))
 
 
-def carry(engines: int, load: Load) -> Carried:
-    """Simulate `engines` engines on one pool."""
+def carry(engines: int, load: Load) -> dict[str, float]:
+    """Simulate `engines` engines on one pool; returns its figures. Shares are percent, times ms."""
     return run_in_virtual_time(_carry(engines, load))
 
 
-async def _carry(engines: int, load: Load) -> Carried:
+async def _carry(engines: int, load: Load) -> dict[str, float]:
     gateways = load.gateways(engines)
     pool, cost, sizes = PricedPool(Price(), gateways), Jittered(load.iteration), random.Random(0)
     several, setup = [VirtualEngine(cost) for _ in range(engines)], Setup(Knobs(load.running))
@@ -131,13 +112,12 @@ async def _carry(engines: int, load: Load) -> Carried:
     pairs = [pair for answer in pool.answers for pair in pairwise(answer.times)]
     gaps = [after - before for before, after in pairs if after > before and counts(after)]  # one commit: no gap
     exchanges = [taken for at, taken in pool.exchanges if counts(at)]
-    return Carried(
-        engines,
-        gateways,
-        server_busy=busy / seconds,
-        exchange=statistics.mean(exchanges),
-        exchange_p99=quantile(exchanges, 0.99),
-        filled=sampled / (iterations * load.running),
-        tokens=sum(counts(at) for answer in pool.answers for at in answer.times) / seconds,
-        gap_p99=quantile(gaps, 0.99),
-    )
+    return {
+        "gateways": gateways,
+        "server busy, %": 100 * busy / seconds,
+        "exchange, ms": 1e3 * statistics.mean(exchanges),
+        "p99": 1e3 * quantile(exchanges, 0.99),
+        "places filled, %": 100 * sampled / (iterations * load.running),
+        "tokens/s": sum(counts(at) for answer in pool.answers for at in answer.times) / seconds,
+        "between commits, p99, ms": 1e3 * quantile(gaps, 0.99),
+    }

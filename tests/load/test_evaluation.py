@@ -12,7 +12,7 @@ from load.evaluation import __main__ as evaluation
 from load.evaluation.bench import CLIENT, Bench, Found, Spent
 from load.evaluation.parts import PARTS, figure_10, neighbours, overload, recovery, start
 from load.evaluation.parts.figure_10 import ITERATION, LOADS, REQUEST
-from load.evaluation.results import Clock, page_of, read, save
+from load.evaluation.results import measured, page_of, read, save
 from load.options import Options
 from load.report import quantile
 from load.server import ROOT
@@ -30,7 +30,7 @@ def killed() -> recovery.Kill:
     return recovery.Kill(10.0, 0.0, 100, outcomes)
 
 
-def test_the_json_of_all_parts_makes_plots_and_the_page(tmp_path: Path) -> None:
+def test_the_json_of_all_parts_makes_plots_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = overload.Results(sent=8, ends=[1.0], first=[0.1, 0.3], refused=[0.01], left=1)
     rows = {f"{n}": overload.cells(results, n, 2.0, [0.1]) for n in (1.0, 4.0)}
     rows["8"] = overload.cells(overload.Results(), 8.0, 0.0, [])
@@ -43,7 +43,9 @@ def test_the_json_of_all_parts_makes_plots_and_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "evaluation"
     for name in PARTS:
         figures = {overload.TITLE: rows} if name == "overload" else {"T": {"a": {"x": 200.0, "y": 0.5}}}
-        save(folder, Clock().result(name, "tiny in float32", 1.0, Found(figures, series.get(name, {}))))
+        found = Found(figures, series.get(name, {}))
+        monkeypatch.setattr(PARTS[name], "measure", lambda bench, found=found: found)
+        save(folder, measured(name, "tiny in float32", Bench(Options())))
     assert set(read(folder)) == set(PARTS)
     (folder / "2026-01-02-elsewhere.md").write_text("## Elsewhere\n\nA result of another machine.\n")
     evaluation.main(["--draw", "--out", str(folder)])

@@ -267,10 +267,10 @@ def test_a_full_engine_gives_all_it_can_and_a_pool_with_too_many_does_not() -> N
     assert (load.gateways(1), load.gateways(10), load.gateways(11)) == (1, 1, 2)  # 3,200 chunks a second of 0.028 ms
     load = plan.Load(running=8, iteration=0.002, warm_up=0.1, seconds=0.1)
     alone, many = plan.carry(1, load), plan.carry(20, load)
-    assert alone.filled == pytest.approx(1.0, abs=0.02)
-    assert many.server_busy == pytest.approx(1.0, abs=0.02)
-    assert many.filled < alone.filled
-    assert many.exchange > alone.exchange
+    assert alone["places filled, %"] == pytest.approx(100, abs=2)
+    assert many["server busy, %"] == pytest.approx(100, abs=2)
+    assert many["places filled, %"] < alone["places filled, %"]
+    assert many["exchange, ms"] > alone["exchange, ms"]
     assert plan.report(load, (1, 2)) == plan.report(load, (1, 2))
 
 

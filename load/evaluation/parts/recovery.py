@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import aiohttp
-
 from load.chaos.site import loaded_engine, owning_schedulers
 from load.chaos.streams import Outcome, Streams, recovery
 from load.evaluation.bench import Bench, Found, Plots
@@ -29,7 +27,7 @@ LEAST = 120  # tokens of each stream
 UNDER_WAY = 40  # tokens of each stream before the kill
 PATIENCE = 120.0  # seconds
 BEFORE, AFTER = 1.5, 3.0  # seconds that the plot shows
-PHASED = (16, 500, 40, 8)  # streams with longer prompts: their number, tokens in, out, and before the kill
+PHASED = (16, 500, 120, 8)  # streams with longer prompts: their number, tokens in, out, and before the kill
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
 PHASES = ("detection", "seat", "attachment", "recomputation")
 TITLE = f"{STREAMS} streams; each answer is the undisturbed one"
@@ -67,21 +65,19 @@ def measure(bench: Bench) -> Found:
 async def _all(server: OrcaServer, tokens: int) -> Found:
     rows, seconds, series = Table(), Table(), {}
     async with open_session(server.url) as session:
+        streams = Streams(session, None, PATIENCE)
         requests = [request(number, PROMPT, tokens) for number in range(STREAMS)]
-        undisturbed = Streams(session, None, PATIENCE)
-        await undisturbed.learn(requests)
-        quiet = Streams(session, None, PATIENCE)
-        await asyncio.gather(*(quiet.run(one) for one in requests))
-        rows["undisturbed"] = _gaps(quiet.outcomes)
+        await streams.learn(requests)
+        rows["undisturbed"] = _gaps(await asyncio.gather(*(streams.run(one) for one in requests)))
         for victim in PLOTTED:
-            killed = await kill(server, session, victim, requests, undisturbed, UNDER_WAY)
+            killed = await kill(server, streams, victim, requests, UNDER_WAY)
             series[victim] = arrivals(killed)
             rows[f"{victim} killed"] = cells(killed)
-        streams, prompt, output, under_way = PHASED
-        requests = [request(number, prompt, output) for number in range(streams)]
-        await undisturbed.learn(requests)
+        count, prompt, output, under_way = PHASED
+        requests = [request(number, prompt, output) for number in range(count)]
+        await streams.learn(requests)
         for victim in VICTIMS:
-            killed = await kill(server, session, victim, requests, undisturbed, under_way)
+            killed = await kill(server, streams, victim, requests, under_way)
             metrics = await asyncio.to_thread(server.metrics)
             await until(server.has_spares, PATIENCE)
             seconds[victim] = _phases(killed, metrics) | {"spares again": time.monotonic() - killed.at}
@@ -92,30 +88,23 @@ def request(number: int, prompt: int, output: int) -> HttpRequest:
     return replace(Request(any_prompt(prompt, number), output).http(), name=f"recovery {number}, {prompt} tokens")
 
 
-async def kill(
-    server: OrcaServer,
-    session: aiohttp.ClientSession,
-    victim: str,
-    requests: list[HttpRequest],
-    undisturbed: Streams,
-    under_way: int,
-) -> Kill:
+async def kill(server: OrcaServer, streams: Streams, victim: str, requests: list[HttpRequest], under_way: int) -> Kill:
     """Kill once the server has spares and each stream of `requests` has had `under_way` tokens, and wait for the
     streams' ends. Raises RuntimeError if the answer of one differs from the undisturbed one."""
     await until(server.has_spares, PATIENCE)
     pids = await asyncio.to_thread(VICTIMS[victim], server)
-    streams = Streams(session, None, PATIENCE)
-    streams.expected = undisturbed.expected
+    before = len(streams.outcomes)
     tasks = [asyncio.create_task(streams.run(request)) for request in requests]
-    outcomes = streams.outcomes
 
     def all_under_way() -> bool:
-        return len(outcomes) == len(requests) and all(_tokens(outcome) >= under_way for outcome in outcomes)
+        own = streams.outcomes[before:]
+        return len(own) == len(requests) and all(_tokens(outcome) >= under_way for outcome in own)
 
     await until(all_under_way, PATIENCE, every=0.01)
-    held = sum(len(o.request.body["prompt"]) + _tokens(o) for o in outcomes)
+    outcomes = streams.outcomes[before:]
     if ended := sum(bool(outcome.end) for outcome in outcomes):
         raise RuntimeError(f"{ended} of {len(requests)} streams ended before the kill: they need more tokens")
+    held = sum(len(o.request.body["prompt"]) + _tokens(o) for o in outcomes)
     killed = Kill(time.monotonic(), time.time(), held, outcomes)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -161,17 +150,12 @@ def _gaps(outcomes: list[Outcome]) -> dict[str, float]:
 def plots(found: Found) -> Plots:
     panels = []
     for victim, streams in found.series.items():
-        points = [(at, 1e3 * gap) for stream in streams for at, gap in _shown(stream)]
-        one = [(at, 1e3 * gap) for at, gap in _shown(streams[0])]
+        shown = [[pair for pair in pairwise(stream) if -BEFORE <= pair[1] <= AFTER] for stream in streams]
+        of_all = [(after, 1e3 * (after - before)) for stream in shown for before, after in stream]
         lines = [
-            Line(f"all {len(streams)} streams", [x for x, _ in points], [y for _, y in points], dots=True, color="C7"),
-            Line("one of them", [x for x, _ in one], [y for _, y in one], color="C0"),
+            Line(f"all {len(streams)} streams", [x for x, _ in of_all], [y for _, y in of_all], dots=True, color="C7"),
+            Line("one of them", [x for x, _ in of_all[: len(shown[0])]], [y for _, y in of_all[: len(shown[0])]]),
         ]
         title = f"Streams through a SIGKILL of the {victim}"
         panels.append(Panel(title, "seconds after the kill", "ms since the token before", lines, mark=0.0))
     return {"recovery": panels}
-
-
-def _shown(stream: list[float]) -> list[tuple[float, float]]:
-    """The tokens that the plot shows, with the seconds since the one before."""
-    return [(after, after - before) for before, after in pairwise(stream) if -BEFORE <= after <= AFTER]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from load.trace import Request
-from load.workloads import equal_size, short_long_mix
+from load.workloads import alike, sized
 from services.messages import Iteration, NewSequence, Submission
 from services.requests import BATCH_CLASS, SamplingParams
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
@@ -252,18 +251,21 @@ async def test_figures_are_sent_once_and_counters_add_up() -> None:
     assert last.summary == "iteration 3: 2 requests (1 initiation, 1 increment), 6 tokens, 100.0 ms"
 
 
+EQUAL_SIZE, SHORT_LONG_MIX = alike(128, 128, 16), [sized(32, 32), sized(512, 128)] * 8
+
+
 @pytest.mark.parametrize(
     ("kind", "workload", "iterations"),
     [
-        (Scheduler, short_long_mix, 672),
-        (RequestLevelScheduler, short_long_mix, 1024),
-        (Scheduler, equal_size, 1024),
-        (RequestLevelScheduler, equal_size, 1024),
+        (Scheduler, SHORT_LONG_MIX, 672),
+        (RequestLevelScheduler, SHORT_LONG_MIX, 1024),
+        (Scheduler, EQUAL_SIZE, 1024),
+        (RequestLevelScheduler, EQUAL_SIZE, 1024),
     ],
 )
 @virtual
 async def test_iterations_of_the_walkthroughs_workloads(
-    kind: type[Scheduler], workload: Callable[[], list[Request]], iterations: int
+    kind: type[Scheduler], workload: list[Request], iterations: int
 ) -> None:
     """Sixteen requests, two at a time: the numbers of iterations in the article."""
 
@@ -272,12 +274,11 @@ async def test_iterations_of_the_walkthroughs_workloads(
 
     world = World(kind, batch=2, iteration=seconds)
     ids = [
-        await world.submit(f"{i:02}", len(request.prompt), request.max_new_tokens)
-        for i, request in enumerate(workload())
+        await world.submit(f"{i:02}", len(request.prompt), request.max_new_tokens) for i, request in enumerate(workload)
     ]
     loop = await world.run()
     await world.ended(*ids)
     assert len(world.engine.ran) == iterations
-    for id, request in zip(ids, workload(), strict=True):
+    for id, request in zip(ids, workload, strict=True):
         assert await world.read(id) == ([WORD] * request.max_new_tokens, "length")
     await stop(world, loop)
