@@ -7,7 +7,7 @@ import ctypes
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -27,6 +27,18 @@ Each setting is a flag here, a variable (ORCA_MAX_BATCH_SIZE, say)
 and a name in a settings file. A flag wins over a variable, a variable over
 the file of --config, that file over {FILE} in the current folder.
 """
+COMMON = (
+    "served_model_name",
+    "host",
+    "port",
+    "api_key",
+    "engines",
+    "device",
+    "dtype",
+    "max_model_len",
+    "max_batch_size",
+)
+COMMON += ("kv_memory_fraction", "tp", "redis_url", "data_dir")  # what `--help` describes
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
 ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
@@ -38,8 +50,9 @@ class Parser(argparse.ArgumentParser):
     `other_flags` are suggested, too, if an unknown flag is similar to one of them.
     """
 
-    def __init__(self, program: str, description: str, other_flags: Iterable[str] = ()) -> None:
-        super().__init__(program, description=description, allow_abbrev=False, formatter_class=_Formatter)
+    def __init__(self, program: str, description: str, other_flags: Iterable[str] = (), add_help: bool = True) -> None:
+        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": _Formatter, "add_help": add_help}
+        super().__init__(program, description=description, **options)
         self._other_flags = other_flags
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,7 +87,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def parse_serve(arguments: Sequence[str]) -> Settings:
     """The settings of `orca serve ARGUMENTS`. Raises UsageError; `--help` ends the program."""
     switches = {name for name in NAMES if _type(name) is bool}
-    parser = _serve_parser()
+    parser = _serve_parser(NAMES)
     given = vars(parser.read([own_flag(argument, switches) for argument in arguments]))
     config, model = given.pop("config"), given.pop("MODEL")
     if model is not None and given.setdefault("model", model) != model:
@@ -82,21 +95,63 @@ def parse_serve(arguments: Sequence[str]) -> Settings:
     return load(config, **given)
 
 
-def _serve_parser() -> Parser:
-    """A parser with a flag for each setting, grouped by section."""
-    parser = Parser("orca serve", SERVE_DESCRIPTION, VLLM_FLAGS)
+class _Help(argparse.Action):
+    """`--help`, `--help=TOPIC`, `--help=SETTING` and `--help=all`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, topic: Any, __: str | None = None) -> None:
+        print(serve_help(topic).rstrip())
+        parser.exit()
+
+
+def serve_help(topic: str | None) -> str:
+    """What `orca serve --help` prints: the settings that are given most often and the flags of each topic; or what each
+    setting of one topic is, one setting, or `all`. Raises UsageError for an unknown topic.
+    """
+    topics = {section.split()[0].lower(): names for section, names in sections().items()}
+    if topic is None:
+        return _serve_parser(COMMON).format_help() + _topics(topics)
+    name = topic.lstrip("-").replace("-", "_")
+    known = {name: [name] for name in NAMES} | topics | {"all": list(NAMES)}
+    if name not in known:
+        raise UsageError(f"--help={topic} is unknown; there are all, {', '.join(topics)}, and each setting")
+    return _serve_parser(known[name]).format_help()
+
+
+def _topics(topics: dict[str, list[str]]) -> str:
+    """The flags by topic."""
+    lines = ["", "all settings, by topic, of which --help=TOPIC, =SETTING or =all describes more:"]
+    for topic, names in topics.items():
+        flags = " ".join("--" + name.replace("_", "-") for name in names)
+        begin = f"  {topic:12}"
+        wrapped = textwrap.wrap(flags, 78, initial_indent=begin, subsequent_indent=" " * 14, break_on_hyphens=False)
+        lines += wrapped
+    return "\n".join(lines)
+
+
+def _serve_parser(shown: Collection[str]) -> Parser:
+    """A parser with a flag for each setting, grouped by section. Its help describes the settings `shown`."""
+    parser = Parser("orca serve", SERVE_DESCRIPTION, VLLM_FLAGS, add_help=False)
     parser.usage = "orca serve [MODEL] [--config FILE] [--SETTING VALUE ...]"
     parser.epilog = "docs/settings.md lists the flags of vLLM that are understood and those that\nare refused."
     parser.add_argument("MODEL", nargs="?", help="the same as --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, .toml, .yaml or .yml")
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=_Help,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="TOPIC",
+        help="this text, or that of a topic",
+    )
     for name, setting in PARTS.items():
-        _add(parser, name, str, f"vLLM's; a part of --{setting}")
+        _add(parser, name, str, f"vLLM's; a part of --{setting}" if setting in shown else argparse.SUPPRESS)
     for name, gone in GONE.items():
         _add(parser, name, gone.kind, argparse.SUPPRESS)
     for section, names in sections().items():
         group = parser.add_argument_group(section)
         for name in names:
-            _add(group, name, _type(name), _help(name))
+            _add(group, name, _type(name), _help(name) if name in shown else argparse.SUPPRESS)
     return parser
 
 

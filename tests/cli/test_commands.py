@@ -193,7 +193,7 @@ def test_help_shows_each_setting_once_in_its_section(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert run(monkeypatch, "serve", "--help") == 0
+    assert run(monkeypatch, "serve", "--help=all") == 0
     text = capsys.readouterr().out
     flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
     assert sorted(flags) == sorted(["config", "revision", *(name.replace("_", "-") for name in NAMES)])
@@ -202,6 +202,39 @@ def test_help_shows_each_setting_once_in_its_section(
     assert " ".join(text.split()).count("(default: ") == len(NAMES)
     for flag in VLLM_FLAGS:
         assert flag in text
+
+
+def test_help_fits_two_screens_and_names_each_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, "serve", "--help") == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 80
+    assert max(map(len, text.splitlines())) <= 80
+    named = re.findall(r" --([a-z-]+)(?= |$)", text.partition("all settings")[2], re.MULTILINE)
+    assert sorted(named) == sorted(name.replace("_", "-") for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("topic", "flags"),
+    [
+        ("autoscaling", ["max-engines", "min-engines", "max-gateways", "upscale-delay"]),
+        ("max-batch-size", ["max-batch-size"]),
+        ("max_batch_size", ["max-batch-size"]),
+        ("--tp", ["tp"]),
+    ],
+)
+def test_help_of_a_topic_or_a_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], topic: str, flags: list[str]
+) -> None:
+    assert run(monkeypatch, "serve", f"--help={topic}") == 0
+    assert re.findall(r"^  --([a-z-]+)", capsys.readouterr().out, re.MULTILINE) == ["config", *flags]
+
+
+def test_help_of_an_unknown_topic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "serve", "--help=nonsense") == 2
+    assert "--help=nonsense is unknown; there are all, model, engine" in capsys.readouterr().err
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:
