@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -162,15 +162,24 @@ def _alike(bench: Bench, name: str, ran: Sequence[TimedIteration], goal: float |
 
 
 def _increment(bench: Bench, batches: Batches, batch: int, context: int) -> Measured:
-    """Iterations of `batch` requests; the first iteration is not counted."""
-    ran = batches.mixed(batch, context, 0, 0, bench.scale.steps)
-    return _alike(bench, f"increment, batch {batch}, context {context}", ran[1:], bench.plan.increment_goal)
+    """Iterations of `batch` requests."""
+    name, goal = f"increment, batch {batch}, context {context}", bench.plan.increment_goal
+    return _clocked(bench, name, goal, lambda: batches.mixed(batch, context, 0, 0, bench.scale.steps))
 
 
 def _initiation(bench: Bench, batches: Batches, prompts: int, length: int) -> Measured:
-    """Iterations of `prompts` prompts; the first iteration is not counted."""
-    ran = batches.mixed(0, 0, prompts, length, 1 + bench.scale.times)
-    return _alike(bench, f"initiation, {prompts} x {length} tokens", ran[1:], bench.plan.initiation_goal)
+    """Iterations of `prompts` prompts."""
+    name, goal = f"initiation, {prompts} x {length} tokens", bench.plan.initiation_goal
+    return _clocked(bench, name, goal, lambda: batches.mixed(0, 0, prompts, length, 1 + bench.scale.times))
+
+
+def _clocked(bench: Bench, name: str, goal: float | None, run: Callable[[], list[TimedIteration]]) -> Measured:
+    """Iterations of which the first is not counted, with the share of each phase of the layers if they have a clock."""
+    clock: Callable[[], dict[str, float]] = getattr(bench.engine.decoder, "seconds", dict)
+    before, ran = clock(), run()
+    whole, found = sum(one.seconds for one in ran), _alike(bench, name, ran[1:], goal)
+    found.figures.update({f"share of {phase}": (at - before[phase]) / whole for phase, at in clock().items()})
+    return found
 
 
 def _found(bench: Bench, measured: Iterator[Measured]) -> PartResult:
