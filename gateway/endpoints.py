@@ -23,6 +23,7 @@ ALL: tuple[Endpoint[Any], ...] = (ChatCompletions(), Completions(), Responses(),
 ENDPOINTS = {endpoint.path: endpoint for endpoint in ALL}
 BATCHED = tuple(endpoint.path for endpoint in ALL if endpoint.batched)
 _BY_KIND = {endpoint.kind: endpoint for endpoint in ALL}
+assert len(_BY_KIND) == len(ALL), "two endpoints have one kind of answer, and `stream` would resume both as one of them"
 
 router = APIRouter()
 for _endpoint in ALL:
