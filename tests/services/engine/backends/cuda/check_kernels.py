@@ -350,7 +350,7 @@ def test_what_lies_behind_a_request_is_not_read() -> None:
 
 def test_an_attention_whose_tiles_differ_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits of equal tiles are those of wide ones; a planner whose narrow tiles differ plans none."""
-    part = SimpleNamespace(heads=4, kv_heads=2, group=2, head_dim=16, scaling=0.25)
+    part = SimpleNamespace(heads=4, kv_heads=2, queries_per_kv=2, head_dim=16, scaling=0.25)
     tiles = Tiles(rows=32, keys=8, split=16)
     bits, planner = AttentionBits(part, tiles, torch.float32, 8, CPU), Planner(part, tiles, 8, 64)
     hashed = settle_attention(bits, planner)
