@@ -27,18 +27,11 @@ Each setting is a flag here, a variable (ORCA_MAX_BATCH_SIZE, say)
 and a name in a settings file. A flag wins over a variable, a variable over
 the file of --config, that file over {FILE} in the current folder.
 """
+# what `--help` describes
 COMMON = (
-    "served_model_name",
-    "host",
-    "port",
-    "api_key",
-    "engines",
-    "device",
-    "dtype",
-    "max_model_len",
-    "max_batch_size",
+    *("served_model_name", "host", "port", "api_key", "engines", "device", "dtype", "max_model_len", "max_batch_size"),
+    *("kv_memory_fraction", "tp", "redis_url", "data_dir"),
 )
-COMMON += ("kv_memory_fraction", "tp", "redis_url", "data_dir")  # what `--help` describes
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
 ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
