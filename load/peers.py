@@ -42,9 +42,9 @@ class PeerServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Interrupt it; what is left of it after a while is killed."""
+        """Ask it to stop; what is left of it after a while is killed."""
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP)
         with contextlib.suppress(ProcessLookupError):
