@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import itertools
 import json
 import logging
@@ -147,7 +146,6 @@ def _start_ray(settings: Settings, folder: Path) -> None:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
     use_small_head()
-    daemon_thread(importlib.import_module, "actors.app")  # takes a second, in which the head starts
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, settings.most_engines * size),
