@@ -14,6 +14,8 @@ from pathlib import Path
 
 from tests.clients.catalogue import Client
 
+DECODER = json.JSONDecoder()
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -58,8 +60,8 @@ def run(
             assert process.stdout is not None
             for line in process.stdout:  # those of libraries too
                 said.write(line)
-                if line.startswith('{"step":'):
-                    step = json.loads(line)
+                if (begin := line.find('{"step":')) >= 0:  # a library may print on the same line
+                    step, _ = DECODER.raw_decode(line, begin)
                     steps.append(Step(step["step"], step["passed"], step["detail"]))
                     tell(steps[-1])
             if process.wait():

@@ -56,6 +56,11 @@ def test_steps_of_a_script_and_their_row(tmp_path: Path) -> None:
     assert text.endswith("- some client: tools: ValueError: no tools \\| here\n")
 
 
+def test_a_step_is_found_on_a_line_on_which_a_library_prints_too(tmp_path: Path) -> None:
+    line = 'said {"step": "chat", "passed": true, "detail": "Paris"} {'
+    assert run(tmp_path, f"print({line!r})").steps == [outcome.Step("chat", True, "Paris")]
+
+
 @pytest.mark.parametrize(
     ("end", "detail"),
     [("raise SystemExit('it broke')", "ended with 1: it broke"), ("import time; time.sleep(60)", "not within 1 s")],
