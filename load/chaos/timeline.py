@@ -70,7 +70,7 @@ class Archive:
         self._thread.join()
 
     def segments(self, folder: Path) -> list[Segment]:
-        """Those of one server, in order."""
+        """Return the segments of the file of one server, in order."""
         found: dict[str, list[str]] = {}  # names of the files after a snapshot, by its name
         for text in self._manifests[folder]:
             lines = [line.split() for line in text.splitlines()]

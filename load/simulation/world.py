@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 
 
 def figures_of(num_slots: int, max_model_len: int) -> EngineFigures:
-    """Those of an engine that holds so many tokens."""
+    """Return the figures of an engine whose KV cache holds `num_slots` tokens."""
     return EngineFigures("simulation", max_model_len, num_slots // BLOCK_SIZE, BLOCK_SIZE, 1 << 16, "simulation")
 
 

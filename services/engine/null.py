@@ -60,17 +60,14 @@ class NullEngine:
 
     @property
     def block_names(self) -> dict[int, bytes]:
-        """See Engine.block_names."""
         return self._names.as_dict()
 
     @property
     def warm_up_blocks(self) -> list[int]:
-        """See Engine.warm_up_blocks."""
         first = self.figures.num_blocks
         return list(range(first, first + count_warm_up_blocks(self.figures.block_size)))
 
     def reset(self, epoch: str) -> None:
-        """See Engine.reset."""
         self._requests.clear()
         self._epoch = epoch
 

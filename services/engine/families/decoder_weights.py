@@ -148,7 +148,6 @@ class DecoderWeights(ABC):
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
-        """See Tensors."""
         return self._tensors.groups
 
     def embedding(self) -> Table:

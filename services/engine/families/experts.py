@@ -31,7 +31,6 @@ class Experts(Llama):
         """See DecoderWeights."""
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         experts = self._experts_of(f"model.layers.{index}") if self._spec.has_experts(index) else None
         return replace(super().layer(index), experts=experts)
 
@@ -99,7 +98,6 @@ class Qwen2Moe(Experts):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Qwen3Moe.read_spec(config)
         if spec is None or spec.experts is None:
             return None
@@ -112,7 +110,6 @@ class Qwen3Moe(Experts):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         step, dense = config.decoder_sparse_step, config.mlp_only_layers
         layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_hidden_layers))
         return with_experts(config, config.moe_intermediate_size, config.norm_topk_prob, layers)
@@ -138,7 +135,6 @@ class Mixtral(Experts):
 
     @classmethod
     def published(cls, name: str) -> str:
-        """See DecoderWeights."""
         for block in (Experts.block, cls.block):
             layer, found, expert = name.partition(f".{block}.experts.")
             number, _, part = expert.partition(".")
@@ -149,7 +145,6 @@ class Mixtral(Experts):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         return with_experts(config, config.intermediate_size, True)
 
 
@@ -179,7 +174,6 @@ class Glm4Moe(Dots1):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Dots1."""
         long = config.rope_parameters["rope_type"] == LONG_ROPE
         return _with_sigmoids(None if long else Llama.read_rotary_spec(config), config)
 
@@ -192,7 +186,6 @@ class Ernie45Moe(Experts):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = None if config.use_bias else Llama.read_spec(config)
         first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
         experts = ExpertsSpec(

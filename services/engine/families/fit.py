@@ -125,12 +125,10 @@ class Fitted:
 
     @property
     def bytes_read(self) -> int:
-        """See Tensors."""
         return self._tensors.bytes_read
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
-        """See Tensors."""
         stored = self._tensors.groups
         return stored | {name: stored[own] for name, own in self._stored.items() if own in stored}
 
@@ -138,15 +136,12 @@ class Fitted:
         return name in self._stored or (name in self._tensors and name not in self._ignored)
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
-        """See Tensors."""
         return self._tensors.read(self._stored.get(name, name), rows, columns)
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors."""
         return self._tensors.weight(self._stored.get(name, name), rows, columns)
 
     def rows(self, name: str) -> int:
-        """See Tensors."""
         return self._tensors.rows(self._stored.get(name, name))
 
 

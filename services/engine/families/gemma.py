@@ -72,7 +72,6 @@ class Gemma(Gemma1):
         )
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         layer = f"model.layers.{index}"
         return replace(
             super().layer(index),

@@ -63,7 +63,6 @@ class Gemma4(Llama):
         )
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         spec, layer = self._spec, f"model.layers.{index}"
         inner = self._partition.range_of(spec.intermediate_of(index))
         scale = self._optional(f"{layer}.layer_scalar")
@@ -83,7 +82,6 @@ class Gemma4(Llama):
         )
 
     def inputs_of_layers(self) -> InputsOfLayersWeights:
-        """See DecoderWeights."""
         table = "model.embed_tokens_per_layer.weight"
         projection = self._whole("model.per_layer_model_projection")
         norm = self._norm("model.per_layer_projection_norm")

@@ -19,7 +19,6 @@ class Glm(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = None if config.rope_parameters["rope_type"] == LONG_ROPE else Llama.read_rotary_spec(config)
         return spec and replace(spec, family=config.model_type)
 
@@ -32,12 +31,10 @@ class Glm4(Glm):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Glm.read_spec(config)
         return spec and replace(spec, post_norms=True)
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         layer = f"model.layers.{index}"
         return replace(
             super().layer(index),

@@ -56,7 +56,6 @@ class Gpt2(DecoderWeights):
         return f"{self._root}ln_f"
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         layer, hidden = f"{self._root}h.{index}", self._spec.hidden
         heads, inner = self._head_rows(), self._partition.range_of(self._spec.intermediate)
         thirds = [(third * hidden + heads[0], third * hidden + heads[1]) for third in range(3)]

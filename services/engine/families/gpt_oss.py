@@ -35,7 +35,6 @@ class GptOss(Experts):
         return replace(spec, sinks=True, swiglu_alpha=alpha, swiglu_limit=limit)
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         dim = self._spec.head_dim
         first, end = self._head_rows(self._spec.queries_per_kv)
         sinks = self._read(f"model.layers.{index}.self_attn.sinks", (first // dim, end // dim))

@@ -26,12 +26,10 @@ class Llama(DecoderWeights):
 
     @property
     def embedding_name(self) -> str:
-        """See DecoderWeights."""
         return "model.embed_tokens.weight"
 
     @property
     def last_norm_name(self) -> str:
-        """See DecoderWeights."""
         return "model.norm"
 
     @staticmethod
@@ -68,7 +66,6 @@ class Llama(DecoderWeights):
         )
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         layer = f"model.layers.{index}"
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),

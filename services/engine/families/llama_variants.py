@@ -16,7 +16,6 @@ class SmolLm3(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Llama.read_spec(config)
         rotary = tuple(bool(kept) for kept in config.no_rope_layers[: config.num_hidden_layers])
         return spec and replace(spec, family="smollm3", rotary_layers=rotary)
@@ -29,7 +28,6 @@ class Interleaved(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = None if getattr(config, "use_bias", False) else Llama.read_spec(config)
         return spec and replace(spec, family=config.model_type)
 
@@ -39,7 +37,6 @@ class Arcee(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Llama.read_spec(config)
         return spec and replace(spec, family="arcee", gated=False)
 
@@ -55,7 +52,6 @@ class Hunyuan(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         rope = config.rope_parameters
         if rope["rope_type"] == "dynamic" and rope.get("alpha"):
             base = rope["rope_theta"] * rope["alpha"] ** (config.head_dim / (config.head_dim - 2))
@@ -85,7 +81,6 @@ class Cohere2(Cohere):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Cohere.read_spec(config)
         local = tuple(kind == "sliding_attention" and bool(config.sliding_window) for kind in config.layer_types)
         return spec and replace(spec, rotary_layers=local)

@@ -18,7 +18,6 @@ class Phi3(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Llama.read_rotary_spec(config)
         if spec is None or config.rope_parameters["rope_type"] != LONG_ROPE:
             return spec and replace(spec, family="phi3")

@@ -18,12 +18,10 @@ class Olmo2(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Llama.read_spec(config)
         return spec and replace(spec, family="olmo2", pre_norms=False, post_norms=True, norms_all_heads=True)
 
     def layer(self, index: int) -> LayerWeights:
-        """See DecoderWeights."""
         layer = f"model.layers.{index}"
         return LayerWeights(
             attention_norm=None,
@@ -63,7 +61,6 @@ class Exaone4(Olmo2):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See Llama."""
         spec = Llama.read_spec(config)
         local = tuple(kind == "sliding_attention" for kind in config.layer_types)
         rotary = () if config.sliding_window is None else local

@@ -70,7 +70,6 @@ class RankDecoder(ABC):
 
     @property
     def path(self) -> str:
-        """See Decoder."""
         parts = [self.backend]
         if self._spec.chosen:
             parts.append(f"longrope-{self._spec.chosen}")
@@ -80,7 +79,6 @@ class RankDecoder(ABC):
 
     @property
     def layers(self) -> list[LayerShape]:
-        """See Decoder."""
         return _shapes(self._part, *self._layout.layers(self._spec.layers))
 
     @property

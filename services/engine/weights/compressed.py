@@ -52,7 +52,6 @@ def compressed_tensors(config: Config) -> Format:
 
 
 def _method(config: Config, weights: list[Config]) -> str:
-    """See Format."""
     kinds = {(each.get("type", "int"), each["num_bits"], max(0, each.get("group_size") or 0)) for each in weights}
     kind, bits, group = kinds.pop()
     method = f"compressed-tensors {config['format']}"

@@ -126,18 +126,15 @@ class QuantizedCheckpoint:
 
     @property
     def bytes_read(self) -> int:
-        """See Tensors."""
         return self._stored.bytes_read
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
-        """See Tensors."""
         found = self._found if self._as_stored else {}
         return {name: groups for name, groups in found.items() if not isinstance(groups, str)}
 
     @property
     def quantization(self) -> Quantization:
-        """See Tensors."""
         refused = {name: why for name, why in self._found.items() if isinstance(why, str)}
         return Quantization(self._format.method, frozenset(self._weights), refused)
 
@@ -161,7 +158,6 @@ class QuantizedCheckpoint:
         return known or (name in self._stored and not self._is_filler(name))
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
-        """See Tensors."""
         if name in self._experts:
             own = self._experts[name][slice(*rows or (None,))]
             each = torch.stack([self.read(single).t() for single in own])
@@ -176,13 +172,11 @@ class QuantizedCheckpoint:
         return numbers[:, slice(*columns)] if columns else numbers[slice(*rows)] if rows else numbers
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors."""
         if self._as_stored and name in self._modules and isinstance(whole := self._whole(name), QuantizedWeight):
             return whole.part(rows, columns)
         return self.read(name, rows, columns)
 
     def rows(self, name: str) -> int:
-        """See Tensors."""
         if name in self._experts:
             return len(self._experts[name])
         return len(self.read(name)) if name in self._modules else self._stored.rows(name)

@@ -87,7 +87,6 @@ class RandomTensors:
         return weight if isinstance(weight, torch.Tensor) else weight.dequantize().to(self._dtype)
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors."""
         shape = self._shape(name)
         if name in self.groups:
             return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
@@ -112,7 +111,6 @@ class RandomTensors:
         return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
 
     def rows(self, name: str) -> int:
-        """See Tensors."""
         return int(self._shape(name)[0])
 
     def _shape(self, name: str) -> tuple[int, ...]:

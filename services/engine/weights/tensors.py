@@ -78,7 +78,6 @@ class Checkpoint:
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
-        """See Tensors."""
         return {name: FORMATS[kind].groups for name, kind in self._kinds.items()} if self._as_stored else {}
 
     @property
@@ -94,7 +93,6 @@ class Checkpoint:
         return name in self._files
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
-        """See Tensors."""
         if name in self._kinds:
             return self._blocks(name, rows, columns).dequantize()
         part = self._slice(name)
@@ -103,12 +101,10 @@ class Checkpoint:
         return tensor
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
-        """See Tensors."""
         is_stored = self._as_stored and name in self._kinds
         return self._blocks(name, rows, columns) if is_stored else self.read(name, rows, columns)
 
     def rows(self, name: str) -> int:
-        """See Tensors."""
         return int(self._slice(name).get_shape()[0])
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -86,7 +86,6 @@ class CpuDecoder(RankDecoder):
         return CpuDecoder, (self._library, self._packed)
 
     def bind(self, cache: KVCache) -> None:
-        """See Decoder."""
         self._cache = cache
         for heads in self._heads:
             heads.block_size = cache.block_size
@@ -108,7 +107,6 @@ class CpuDecoder(RankDecoder):
         return dict(zip(PHASES, times, strict=True))
 
     def embed(self, batch: FlatBatch) -> torch.Tensor:
-        """See ForwardPass."""
         assert self._embedding is not None, "the first stage embeds"
         size = len(batch.input_ids), self._part.hidden
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
@@ -167,7 +165,6 @@ class CpuDecoder(RankDecoder):
         return found
 
     def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
-        """See ForwardPass."""
         logits = self._logits(len(tokens), self._model.vocabulary.outputs)
         model, at = ctypes.byref(self._model), ctypes.c_void_p(_address(tokens))
         self._library.orca_logits(model, ctypes.byref(batch), at, len(tokens), _pointer(x), _pointer(logits))
@@ -181,11 +178,9 @@ class CpuForwardPass:
         self._decoder, self._batch, self._struct = decoder, batch, as_struct(batch)
 
     def embed(self) -> torch.Tensor:
-        """See ForwardPass."""
         return self._decoder.embed(self._batch)
 
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> None:
-        """See ForwardPass."""
         decoder, halves = self._decoder, self._decoder.halves
         inputs = decoder.layer_inputs(self._batch, x, all_reduce)
         if inputs is not None:
@@ -199,7 +194,6 @@ class CpuForwardPass:
         return None
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
-        """See ForwardPass."""
         return self._decoder.logits(self._struct, x, self._batch.ends if tokens is None else tokens)
 
 

@@ -81,11 +81,9 @@ class CudaForwardPass:
         self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
 
     def embed(self) -> torch.Tensor:
-        """See ForwardPass."""
         return self._kernels.embed(self._inputs)
 
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
-        """See ForwardPass."""
         return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:

@@ -43,15 +43,12 @@ class StockDecoder:
 
     @property
     def layers_in_memory(self) -> list[LayerShape]:
-        """See Decoder."""
         return self.layers
 
     def bind(self, cache: KVCache) -> None:
-        """See Decoder."""
         self._cache = cache
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
-        """See Decoder."""
         self._hidden = None
         hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
         try:

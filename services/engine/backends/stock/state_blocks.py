@@ -99,7 +99,6 @@ class StateBlocks:
             self._calls[one_by_one] = [_call(pieces, device) for pieces in calls]
 
     def advance(self, layer: StateLayer, hidden: torch.Tensor, call: inspect.BoundArguments) -> torch.Tensor:
-        """See StateBackend."""
         first = self._first[id(layer)]
         stores = self._cache.states[first : first + len(layer.shapes)]
         outputs = torch.empty_like(hidden)

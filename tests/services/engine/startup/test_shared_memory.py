@@ -88,7 +88,7 @@ def test_a_write_to_the_weights_kills_the_process(tiny_model: Callable[[str], Pa
 
 
 def _permissions(tensor: torch.Tensor) -> str:
-    """Those of the mapping in which a tensor lies."""
+    """Return the permissions of the mapping in which a tensor lies."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, permissions, *_ = line.split()
         first, end = (int(address, 16) for address in addresses.split("-"))

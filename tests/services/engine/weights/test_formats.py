@@ -57,7 +57,7 @@ def test_numbers_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_groups_are_those_of_the_weights_that_are_read(name: str, tmp_path: Path) -> None:
-    """Those of a module, from shapes and order alone. Only act-order is read as numbers."""
+    """The groups of a module follow from shapes and order alone. Only act-order is read as numbers."""
     one_weight(tmp_path, *WRITERS[name])
     tensors = open_folder(tmp_path, as_stored=True)
     weight = tensors.weight("a.weight")
