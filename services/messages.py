@@ -30,6 +30,9 @@ class Iteration:
     is sampled for each request that has no token left to compute after this iteration. `new_blocks` are KV block ids to
     append to a request's block table. `released` requests are removed before the iteration runs, because their blocks
     may already belong to others. `full_blocks` are names (see `BlockHashes`) of blocks that earlier iterations filled.
+
+    `drafts` are guesses at the next output tokens of some of these requests. They are computed behind the request's own
+    tokens, and as many of them are kept as are the tokens that would have been sampled. A draft changes no token.
     """
 
     epoch: str
@@ -39,6 +42,12 @@ class Iteration:
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
     full_blocks: dict[int, bytes] = field(default_factory=dict)
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the engine computes, drafts included."""
+        return sum(self.scheduled.values()) + sum(map(len, self.drafts.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,11 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """The result of an iteration. A request in `failed` has no token, and the engine has removed it."""
+    """The result of an iteration. A request in `failed` has no token, and the engine has removed it.
+
+    `more` are the tokens after the first one of requests whose drafts were right, with `more_logprobs`: one token for
+    each right one.
+    """
 
     epoch: str
     step: int
@@ -73,6 +86,21 @@ class IterationResult:
     logprobs: dict[str, Logprobs] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     elapsed: float = 0.0  # seconds inside the engine
+    more: dict[str, list[int]] = field(default_factory=dict)
+    more_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of sampled tokens."""
+        return len(self.tokens) + sum(map(len, self.more.values()))
+
+    def tokens_of(self, id: str) -> list[int]:
+        """Return the sampled tokens of a request that has any."""
+        return [self.tokens[id], *self.more.get(id, ())]
+
+    def logprobs_of(self, id: str) -> list[Logprobs]:
+        """Return the log probabilities of each of `tokens_of`, of a request that asks for them."""
+        return [self.logprobs[id], *self.more_logprobs.get(id, ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +119,7 @@ class EngineFigures:
     weights: str = ""  # how they are kept, for people
     weight_bytes: int = 0  # in the memory of the process that samples
     features: tuple[str, ...] = ()  # those of `FEATURES` in services/requests.py that it has
+    verifies_drafts: bool = False  # whether logits of tokens computed together have the bits of those computed singly
 
     @property
     def num_slots(self) -> int:

@@ -116,6 +116,7 @@ class Engine:
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
             weight_bytes=decoder.memory,
             features=FEATURES,
+            verifies_drafts=isinstance(decoder, RankDecoder),
         )
         log.info("weights: %s", figures.weights)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
@@ -167,12 +168,12 @@ class Engine:
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()
         if scheduled:
-            batch = pack_batch(scheduled, self._cache.block_size)
+            batch = pack_batch(scheduled, self._cache.block_size, iteration.drafts)
             self._deadly.check(batch.input_ids)
             with torch.inference_mode():
                 logits = self.decoder.forward(batch)
                 if logits is not None:
-                    output = self.sampler.sample(logits, batch.sampled)
+                    output = self.sampler.sample(logits, batch.sampled, batch.drafts)
                 if batch.scored_requests:
                     self._scorer.score(batch)
                     self._scorer.deliver(batch, output)
@@ -191,12 +192,14 @@ class Engine:
             output.logprobs,
             output.failed,
             time.perf_counter() - started,
+            output.more,
+            output.more_logprobs,
         )
 
     def _append(self, output: SamplerOutput) -> None:
         """Append the sampled tokens to their requests. Failed requests are not computed again."""
         for id, token in output.tokens.items():
-            self._requests[id].token_ids.append(token)
+            self._requests[id].append(token, output.more.get(id, ()))
         for id in output.failed:
             self._requests[id].failed = True
             self._names.fail(self._requests.own_blocks(id))
@@ -213,7 +216,7 @@ class Engine:
         for result in earlier:
             for state in self._unknown.pop(result.step, ()):
                 if state.id in result.tokens:
-                    state.token_ids.append(result.tokens[state.id])
+                    state.append(result.tokens[state.id], result.more.get(state.id, ()))
                     state.failed = False
 
 

@@ -45,6 +45,24 @@ class Matcher:
             raise GrammarError(readable(self._matcher.get_error()))
         return mask
 
+    def masks_after(self, tokens: list[int]) -> list[bytes]:
+        """Return the mask after each of `tokens`, up to the first that may not follow or that ends the output. The
+        matcher stays where it is."""
+        masks: list[bytes] = []
+        ahead = self._matcher.deep_copy()
+        for token in tokens[: ahead.validate_tokens(tokens)]:
+            if token in self._eos or not ahead.consume_token(token):
+                break
+            mask = ahead.compute_bitmask()
+            if ahead.is_error():
+                break
+            masks.append(mask)
+        return masks
+
+    def forced(self) -> list[int]:
+        """Return the tokens that follow because the grammar leaves no other; none if it leaves a choice."""
+        return [] if self.ended else list(self._matcher.compute_ff_tokens())
+
 
 def readable(error: str) -> str:
     """llguidance's message without its own state and stack traces."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from services.messages import Iteration
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
+from services.scheduling.drafts import Drafter
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.last_class import LineBudget
@@ -22,6 +23,7 @@ class InFlight:
     partial: set[str] = field(default_factory=set)  # requests that do not reach the end of their input
     unsent: list[RequestEntry] = field(default_factory=list)  # requests that the engine does not know
     finishing: list[RequestEntry] = field(default_factory=list)  # requests whose last allowed token is sampled
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # guesses at the tokens after the next one, by id
     num_tokens: int = 0
     num_pairs: int = 0  # of query and key
 
@@ -64,22 +66,32 @@ class InFlight:
             if entry.num_blocks_sent >= 0:
                 new_blocks[entry.id] = kv.take_unsent_blocks(entry)
         full_blocks = kv.blocks.take_full(finished)
-        return Iteration(epoch, self.step, self.scheduled, new, new_blocks, kv.take_released(), full_blocks)
+        return Iteration(
+            epoch, self.step, self.scheduled, new, new_blocks, kv.take_released(), full_blocks, self.drafts
+        )
 
 
 class BatchBuilder:
     """Decodes go first, then chunks of running prompts, then waiting requests, as far as places, blocks and the budget
-    allow.
+    allow. What is left goes to drafts.
     """
 
     def __init__(
-        self, knobs: Knobs, budget: Budget, cost: CostModel, queues: RequestQueues, kv: KVCacheManager
+        self,
+        knobs: Knobs,
+        budget: Budget,
+        cost: CostModel,
+        queues: RequestQueues,
+        kv: KVCacheManager,
+        drafter: Drafter | None,
     ) -> None:
+        """Without `drafter` there are no drafts."""
         self._knobs = knobs
         self._queues = queues
         self._kv = kv
         self._usual, self._for_lines = budget, LineBudget(knobs, cost)
         self._budget = budget
+        self._drafter = drafter
 
     def fill(self, batch: InFlight, closed: bool, nothing_in_flight: bool) -> None:
         """Put requests into `batch`. `closed`: no request may join or preempt the running ones."""
@@ -94,9 +106,11 @@ class BatchBuilder:
             if not suspect and not closed:
                 queues.preempt_for_first()
                 queues.admit_guests()
-            self._put_running(batch, alone=closed or suspect is not None)
+            decodes = self._put_running(batch, alone=closed or suspect is not None)
             if not closed:
                 self._put_waiting(batch, only_paused=suspect is not None)
+            if self._drafter:
+                batch.drafts = self._drafter.choose(batch.entries[:decodes], self._budget)
         batch.num_tokens, batch.num_pairs = self._budget.num_tokens, self._budget.num_pairs
 
     def _put_suspect(self, batch: InFlight, suspect: RequestEntry) -> None:
@@ -107,9 +121,9 @@ class BatchBuilder:
             self._queues.admit(suspect)
         self._put_chunk(batch, suspect)
 
-    def _put_running(self, batch: InFlight, alone: bool) -> None:
+    def _put_running(self, batch: InFlight, alone: bool) -> int:
         """Put the running requests into the batch, each with one token or a chunk of its prompt (lines 19 to 22).
-        `alone`: no request may start beside them.
+        `alone`: no request may start beside them. Returns how many have one token; they come first in the batch.
         """
         lookahead, queues, put = self._knobs.lookahead, self._queues, batch.put_decode
         prompts, left, context = [], self._budget.max_decodes(self._knobs.max_batch_size), 0
@@ -129,12 +143,14 @@ class BatchBuilder:
             context += computed
             if computed >= entry.publish_at:
                 self._kv.publish(entry, computed)
-        self._budget.add_decodes(len(batch.entries), context)
+        decodes = len(batch.entries)
+        self._budget.add_decodes(decodes, context)
         self._budget.begin_running(newcomers=bool(prompts) and not alone and queues.has_newcomers)
         for entry in prompts:
             if len(batch.entries) < self._knobs.max_batch_size and entry.active:
                 self._put_chunk(batch, entry)
         self._budget.end_running()
+        return decodes
 
     def _put_waiting(self, batch: InFlight, only_paused: bool) -> None:
         """Put waiting requests into the batch, by rank, up to the first that does not fit (lines 23 to 26). Paused

@@ -105,6 +105,21 @@ class Budget:
             self._chunks += 1
         return max(0, count)
 
+    @property
+    def decodes_and_seconds(self) -> tuple[float, float]:
+        """The number of decodes of the iteration, and what it would cost if it had nothing else."""
+        return float(self._decodes), self._cost.seconds(self._decodes, self._decode_pairs)
+
+    def take_draft(self, context: int) -> bool:
+        """Take one token of a draft with `context` context tokens, if it fits; return whether it does."""
+        tokens, pairs = self.num_tokens + 1, self.num_pairs + context + 1
+        if self._fixed is not None and tokens > self._fixed:
+            return False
+        if self._target is not None and self._cost.seconds(tokens, pairs) > self._target:
+            return False
+        self.num_tokens, self.num_pairs = tokens, pairs
+        return True
+
     def _room(self, context: int) -> int:
         least = 0 if self._chunks else LEAST_CHUNK // (2 if self._shared else 1)
         room = self._fitting(context, self.num_tokens, self.num_pairs, least, self._target)

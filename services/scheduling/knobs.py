@@ -20,6 +20,7 @@ class Knobs:
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
     `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
+    `num_speculative_tokens`: the largest number of tokens of a draft. 0: none. It needs an engine that verifies them.
     `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
     """
 
@@ -31,6 +32,7 @@ class Knobs:
     order: Literal["fcfs", "priority"] = "fcfs"
     batches_in_flight: int = 1
     lookahead: int = 0
+    num_speculative_tokens: int = 0
     prefix_caching: bool = False
     share_prefixes: bool = False
 
@@ -39,6 +41,7 @@ class Knobs:
         assert self.batches_in_flight > 0, f"{self.batches_in_flight = }"
         assert self.lookahead in (0, 1), f"{self.lookahead = }"
         assert self.lookahead == 0 or self.batches_in_flight == 1, "lookahead is for an engine of one stage"
+        assert not (self.num_speculative_tokens and self.lookahead), "an iteration ahead does not know what to follow"
         # each request of a full batch gets at least one token, so that none starves
         assert self.token_budget is None or self.token_budget >= self.max_batch_size, f"{self.token_budget = }"
         assert self.tbt_target is None or self.tbt_target > 0, f"{self.tbt_target = }"

@@ -55,6 +55,11 @@ class KVCacheManager:
         entry.capacity += self.blocks.block_size
         self._extended.append(entry)
 
+    def extend_for_drafts(self, entry: RequestEntry) -> None:
+        """Give the request one more block, if one is free that no request may need soon."""
+        if self.blocks.free > self.blocks.num_blocks // 8:
+            self.extend(entry)
+
     def publish(self, entry: RequestEntry, computed: int | None = None) -> None:
         """Let other requests share its full blocks, as far as their tokens are known. If the request is part of the
         iteration that is being selected, `computed` is the number of its tokens that earlier ones compute.
@@ -106,7 +111,7 @@ class KVCacheManager:
     def take_extended(self) -> list[RequestEntry]:
         """Return the requests that got more blocks since the last call."""
         extended, self._extended = self._extended, []
-        return extended
+        return list(dict.fromkeys(extended))
 
     def take_released(self) -> list[str]:
         """Return the requests that the engine has to forget."""

@@ -9,6 +9,7 @@ from math import inf
 
 from services.messages import Claim, Commit, End, EngineFigures, IterationResult, Logprobs, NewRequest
 from services.scheduling.block_pool import BlockHashes
+from services.scheduling.drafting import Drafting
 from services.scheduling.last_class import is_last
 from services.scheduling.stopping import StopChecker, StopRules
 
@@ -28,6 +29,7 @@ class RequestEntry:
         "active",
         "block_hashes",
         "capacity",
+        "drafting",
         "end",
         "id",
         "is_line",
@@ -68,6 +70,7 @@ class RequestEntry:
         self.num_output_sent = len(claim.output)  # output tokens that were sent to the pool, or came from it
         # tokens that earlier owners computed, or that were computed here before it lost its blocks
         self.num_reached_tokens = len(claim.prompt) + len(claim.output) - 1 if claim.output else 0
+        self.drafting: Drafting | None = None  # made when it decodes, if there are drafts
         self.num_in_flight = 0  # iterations in flight that compute it
         self.num_tokens = len(claim.prompt) + len(claim.output)
         self.begin(0, 0)
@@ -151,13 +154,21 @@ class RequestEntry:
         """Return this request as if it had been claimed with `count` output tokens."""
         return replace(self._claim, output=self.output[:count])
 
-    def append(self, token: int, result: IterationResult) -> End | None:
-        """Add a sampled token. Returns the end that it causes, if any."""
-        output = self.output
-        output.append(token)
+    def append(self, result: IterationResult) -> End | None:
+        """Add the sampled tokens, up to the first that ends the request. Returns this end, if any."""
+        output, tokens = self.output, result.tokens_of(self.id)
+        before = len(output)
+        for token in tokens:
+            output.append(token)
+            self.end = self.stop_checker.check_stop(token, len(output))
+            if self.end:
+                break
         if self._logprobs is not None:
-            self._logprobs.append(result.logprobs[self.id])
-        self.end = self.stop_checker.check_stop(token, len(output))
+            self._logprobs += result.logprobs_of(self.id)[: len(output) - before]
+        if right := len(tokens) - 1:  # drafts were right: an iteration counts one token when it is selected
+            if self.num_computed_tokens == self.num_tokens - 1:  # else it was preempted meanwhile
+                self.num_computed_tokens += right
+            self.num_tokens += right
         return self.end
 
     def take_commit(self) -> Commit:

@@ -26,6 +26,7 @@ from services.scheduling.batch_builder import BatchBuilder, InFlight
 from services.scheduling.block_pool import BlockHashes, BlockPool
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel, WarmUpTime
+from services.scheduling.drafts import Drafter
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.last_class import CLAIM_INTERVAL
@@ -71,7 +72,9 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv)
+        most = knobs.num_speculative_tokens
+        self._drafter = Drafter(most, self._cost, self._kv) if most else None
+        self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
@@ -158,10 +161,10 @@ class Scheduler:
         a request whose last token is among them gets one more: its next output token.
 
         `BatchBuilder.fill` gives out tokens in this order, while places, KV blocks and the budget last: one token to
-        each request that decodes; chunks of the prompts of running requests; then requests that wait, by rank. Before
-        that, an earlier request may take the place of a later one (`preempt_for_first`), and a tenant that runs nothing
-        takes one of the tenant that runs most (`admit_guests`). Two kinds of requests stand apart: lines of batches run
-        while nothing else is here (`hold_lines`), and a request that may have killed engines runs alone.
+        each request that decodes; chunks of the prompts of running requests; requests that wait, by rank; drafts.
+        Before that, an earlier request may take the place of a later one (`preempt_for_first`), and a tenant that runs
+        nothing takes one of the tenant that runs most (`admit_guests`). Two kinds of requests stand apart: lines of
+        batches run while nothing else is here (`hold_lines`), and a request that may have killed engines runs alone.
         """
         if len(self._in_flight) >= self.knobs.depth:
             return None
@@ -194,7 +197,7 @@ class Scheduler:
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
         self._finished = batch.step
         self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
-        tokens, failed = result.tokens, result.failed
+        failed = result.failed
         ended = 0
         for entry in batch.entries:
             if entry.removed:  # it ended, or was cancelled, dropped or reset, while in flight
@@ -204,7 +207,9 @@ class Scheduler:
                 self._end(entry, End(FinishReason.ERROR, error=failed[entry.id]), failed=True)
                 ended += 1
             elif entry.id not in batch.partial:
-                end = entry.append(tokens[entry.id], result)
+                if self._drafter and entry.id in batch.drafts:
+                    self._drafter.learn(entry, len(batch.drafts[entry.id]), result)
+                end = entry.append(result)
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)
@@ -267,7 +272,7 @@ class Scheduler:
 
     def take_counters(self) -> dict[str, float]:
         """Return the increments of counters since the last call."""
-        return self._queues.take_counters()
+        return self._queues.take_counters() | (self._drafter.take_counters() if self._drafter else {})
 
 
 class RequestLevelScheduler(Scheduler):

@@ -6,6 +6,7 @@ condition of `needed` and a line of `adjusted`."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,13 @@ class Adjustments:
                     self._add(id, END, 1.0)
         for id in self._bad_words.single if self._bad_words else ():
             self._add(id, BANNED, 1.0)
+
+    def copy(self) -> Adjustments:
+        """A table that changes by itself from now on."""
+        other = copy(self)
+        other._places, other._completing = dict(self._places), set(self._completing)
+        other._ids, other._columns = self._ids.copy(), self._columns.copy()
+        return other
 
     @staticmethod
     def needed(s: SamplingParams, num_output_tokens: int) -> bool:

@@ -6,8 +6,10 @@ lengths and block tables here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,18 +18,23 @@ from services.engine.batch.request_state import RequestState
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
+NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones."""
+    """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones. A draft
+    is the last of them."""
 
     input_ids: Numbers  # [total_tokens]
     starts: Numbers  # [requests + 1]
     contexts: Numbers  # [requests], tokens computed before this iteration
     table_starts: Numbers  # [requests + 1], into `tables`
     tables: Numbers  # the blocks of each request's context and new tokens, one request after another
-    ends: Numbers  # [sampled], flat index of the last token of each request that is complete after this iteration
-    sampled: list[RequestState]  # [sampled], these requests
+    ends: Numbers  # [sampled], flat index of each token after which one is sampled: of each request that is complete
+    # after this iteration its last one, and all of its draft
+    sampled: list[RequestState]  # these requests
+    drafts: list[list[int]]  # of each of them; empty for most
     block_size: int
     scored_tokens: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
     targets: Numbers  # [scored], these next tokens
@@ -63,22 +70,32 @@ class FlatBatch:
         return slots
 
 
-def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
-    """The flat batch of these requests, each with its number of next tokens.
+def pack_batch(
+    scheduled: list[tuple[RequestState, int]], block_size: int, drafts: Mapping[str, list[int]] = NO_DRAFTS
+) -> FlatBatch:
+    """The flat batch of these requests, each with its number of next tokens. `drafts`, by id, follow the last token of
+    a request.
 
     Two counters of a request decide everything: there are no phases.
     """
     input_ids: list[int] = []
     tables: list[Numbers] = []
+    starts, ends = [0], list[int]()
+    sampled, sampled_drafts = [], []
     for state, count in scheduled:
         begin, end = state.num_computed_tokens, state.num_computed_tokens + count
         assert begin < end <= len(state.token_ids), f"{state.id}: {count} tokens from {begin} of {len(state.token_ids)}"
-        assert end <= len(state.blocks) * block_size, f"{state.id}: {end} tokens in {len(state.blocks)} blocks"
         input_ids += state.token_ids[begin:end]
+        if end == len(state.token_ids):
+            draft = drafts.get(state.id, [])
+            input_ids += draft
+            end += len(draft)
+            ends += range(len(input_ids) - len(draft) - 1, len(input_ids))
+            sampled.append(state)
+            sampled_drafts.append(draft)
+        assert end <= len(state.blocks) * block_size, f"{state.id}: {end} tokens in {len(state.blocks)} blocks"
         tables.append(np.frombuffer(state.blocks, np.int32, -(-end // block_size)))
-    starts = [0, *accumulate(count for _, count in scheduled)]
-    complete = [i for i, (one, count) in enumerate(scheduled) if one.num_computed_tokens + count == len(one.token_ids)]
-    ends = [starts[i + 1] - 1 for i in complete]
+        starts.append(len(input_ids))
     scored_requests, scored_tokens, targets = _scored(scheduled, starts)
     wanted = _numbers(ends + scored_tokens)
     return FlatBatch(
@@ -88,7 +105,8 @@ def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int) -> Fl
         table_starts=_numbers([0, *accumulate(map(len, tables))]),
         tables=np.concatenate(tables),
         ends=wanted[: len(ends)],
-        sampled=[scheduled[i][0] for i in complete],
+        sampled=sampled,
+        drafts=sampled_drafts,
         block_size=block_size,
         scored_tokens=wanted[len(ends) :],
         targets=_numbers(targets),

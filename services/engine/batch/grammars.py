@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -55,23 +56,39 @@ class OutputGrammar:
             if self._matcher is None:
                 self._matcher = self._compiling.result()
             began = time.thread_time()
-            self._matcher.consume(token_ids[self._consumed :])
+            new = token_ids[self._consumed :]
+            self._matcher.consume(new)
             self._consumed = len(token_ids)
             if not self._matcher.ended:  # a token after the end was drawn ahead, and nobody reads it
                 self.mask = np.frombuffer(self._matcher.mask(), np.int32, -(-self._vocab_size // 32))
-            self._spend(time.thread_time() - began)
+            self._spend(time.thread_time() - began, max(1, len(new)))
         except OrcaError as error:
             self.error = f"{NO_GRAMMAR}: {error}"
         except Exception as error:  # whatever it is, it is about this request alone
             self.error = f"{NO_GRAMMAR}: {error!r}"
 
-    def _spend(self, seconds: float) -> None:
-        self._seconds = max(0.0, self._seconds + seconds - SECONDS_PER_TOKEN)
+    def masks_after(self, draft: list[int]) -> list[Words]:
+        """The masks after each token of `draft`, which follows what `advance` took last, as far as it may follow. They
+        cost the request nothing: it did not ask for the draft."""
+        if self._matcher is None or self.mask is None:
+            return []
+        return [np.frombuffer(mask, np.int32, len(self.mask)) for mask in self._matcher.masks_after(draft)]
+
+    def _spend(self, seconds: float, tokens: int) -> None:
+        self._seconds = max(0.0, self._seconds + seconds - SECONDS_PER_TOKEN * tokens)
         if self._seconds > LARGEST:
             raise GrammarError(
                 f"the tokens that may follow took {self._seconds:.2f} s of CPU time more than the "
                 f"{SECONDS_PER_TOKEN * 1e3:g} ms that each token has; at most {LARGEST:g} s more are supported"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMask:
+    """The mask after a token of a draft, in place of an OutputGrammar."""
+
+    mask: Words
+    error: None = None
 
 
 class GrammarCompiler:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
-from services.engine.batch.grammars import OutputGrammar, Words
+from services.engine.batch.grammars import DraftMask, OutputGrammar, Words
 from services.messages import Iteration, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
 
@@ -34,7 +34,7 @@ class RequestState:
     num_shared_blocks: int = 0  # the first blocks, which were full when it came
     adjustments: Adjustments | None = None  # of its logits; set by the sampler
     allowed: AllowedTokens | None = None  # the only tokens that may be sampled; None: all. Set by the sampler
-    grammar: OutputGrammar | None = None  # of its output; set by the sampler
+    grammar: OutputGrammar | DraftMask | None = None  # of its output; set by the sampler
     prompt_scores: PromptScores | None = (
         None  # until the first output token, if the prompt's log probabilities are asked
     )
@@ -53,6 +53,12 @@ class RequestState:
             new.num_computed_tokens,
             prompt_scores=PromptScores() if asked else None,
         )
+
+    def append(self, token: int, more: Sequence[int] = ()) -> None:
+        """Add a sampled token, and `more` after right tokens of a draft, which are computed, too."""
+        self.token_ids.append(token)
+        self.token_ids += more
+        self.num_computed_tokens += len(more)
 
     @property
     def output_ids(self) -> list[int]:

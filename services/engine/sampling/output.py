@@ -12,27 +12,31 @@ from services.requests import NO_TOKEN_LEFT
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """Tokens and requested log probabilities by request id; `failed` says why a request has none."""
+    """Tokens and requested log probabilities by request id; `failed` says why a request has none. `more` are the
+    tokens after the first of requests whose drafts were right (see IterationResult)."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     logprobs: dict[str, Logprobs] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    more: dict[str, list[int]] = field(default_factory=dict)
+    more_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token for each request, in order. A token means nothing where the request is not sound or nothing is
+    """One token for each row of logits, in order. A token means nothing where the row is not sound or nothing is
     possible."""
 
     tokens: list[int]
-    sound: list[bool]  # whether the request's largest logit is finite
-    possible: list[bool]  # whether its settings leave any token to choose
-    logprobs: dict[int, Logprobs]  # of the requests that ask for them
+    sound: list[bool]  # whether the row's largest logit is finite
+    possible: list[bool]  # whether its request's settings leave any token to choose
+    logprobs: dict[int, Logprobs]  # of the rows of requests that ask for them
 
-    def by_id(self, states: Sequence[RequestState]) -> SamplerOutput:
-        """The tokens by the ids of these requests, with a reason for each request that has none."""
+    def by_id(self, states: Sequence[RequestState], rows: Sequence[int], drafts: Sequence[list[int]]) -> SamplerOutput:
+        """The tokens by the ids of these requests, with a reason for each request that has none. `rows` are the first
+        rows of the requests; rows after the tokens of their `drafts` follow."""
         output = SamplerOutput()
-        for i, state in enumerate(states):
+        for state, i, draft in zip(states, rows, drafts, strict=True):
             if not self.sound[i]:
                 output.failed[state.id] = f"the model's logits at position {len(state.token_ids)} are not finite"
             elif state.grammar and state.grammar.error:
@@ -43,4 +47,18 @@ class SampledTokens:
                 output.tokens[state.id] = self.tokens[i]
                 if i in self.logprobs:
                     output.logprobs[state.id] = self.logprobs[i]
+                if right := self._count_right(i, draft):
+                    after = range(i + 1, i + 1 + right)
+                    output.more[state.id] = [self.tokens[j] for j in after]
+                    if i in self.logprobs:
+                        output.more_logprobs[state.id] = [self.logprobs[j] for j in after]
         return output
+
+    def _count_right(self, row: int, draft: list[int]) -> int:
+        """How many tokens of a draft are those that are sampled, with a token after each of them. `row` is the one
+        before the draft."""
+        for i, token in enumerate(draft):
+            after = row + i + 1
+            if self.tokens[after - 1] != token or not (self.sound[after] and self.possible[after]):
+                return i
+        return len(draft)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+
 import torch
 
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
-from services.engine.batch.grammars import GrammarCompiler
+from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGrammar
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
 from services.engine.sampling.output import SamplerOutput
@@ -37,29 +42,63 @@ class Sampler:
         self.search = search
         self._grammars = grammars
 
-    def sample(self, logits: torch.Tensor, states: list[RequestState]) -> SamplerOutput:
-        """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
-        for state in states:
+    def sample(
+        self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()
+    ) -> SamplerOutput:
+        """A token for each row of `logits` [rows, vocab], the model's raw output in any dtype. Each request has a row,
+        and one after each token of its draft. The tokens are those that are sampled one after another without
+        `drafts`.
+        """
+        rows: list[RequestState] = []
+        first, verifiable = [], []
+        for state, draft in zip(states, drafts or repeat([]), strict=bool(drafts)):
+            self.prepare(state)
+            first.append(len(rows))
+            rows.append(state)
+            if draft:
+                draft, ahead = self._ahead(state, draft)
+                rows += ahead
+            verifiable.append(draft)
+        sample = partial(cpu_sampler.sample, search=self.search) if self.search else batched_sampler.sample
+        return sample(logits, rows).by_id(states, first, verifiable)
+
+    def _ahead(self, state: RequestState, draft: list[int]) -> tuple[list[int], list[RequestState]]:
+        """The part of the draft that the request's grammar allows, and the request as it will be after each token of
+        the whole draft."""
+        masks = None
+        if isinstance(state.grammar, OutputGrammar):
+            masks = state.grammar.masks_after(draft)
+        rows = []
+        for i, token in enumerate(draft):
+            state = replace(
+                state,
+                token_ids=[*state.token_ids, token],
+                adjustments=state.adjustments and state.adjustments.copy(),
+                grammar=DraftMask(masks[i]) if masks and i < len(masks) else None,
+            )
             self._adjust(state)
-        if self.search:
-            return cpu_sampler.sample(logits, states, self.search).by_id(states)
-        return batched_sampler.sample(logits, states).by_id(states)
+            rows.append(state)
+        return draft if masks is None else draft[: len(masks)], rows
 
     def begin(self, state: RequestState) -> None:
         """Start to compile the request's grammar, where tokens are sampled. Its first token waits for it."""
         if self._grammars:
             state.grammar = self._grammars.begin(state.sampling.grammar, state.token_ids, state.num_prompt_tokens)
 
+    def prepare(self, state: RequestState) -> None:
+        """Set what the request's settings change in the logits after its last token."""
+        if state.sampling.grammar:
+            if state.grammar is None:
+                self.begin(state)
+            assert isinstance(state.grammar, OutputGrammar), "this sampler compiles no grammars"
+            state.grammar.advance(state.token_ids)
+        self._adjust(state)
+
     def _adjust(self, state: RequestState) -> None:
-        """Give the request adjustments, allowed tokens and a mask if its settings change logits, and update them."""
+        """Give the request adjustments and allowed tokens if its settings change logits, and update them."""
         sampling = state.sampling
         if sampling.allowed_token_ids and state.allowed is None:
             state.allowed = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
-        if sampling.grammar:
-            if state.grammar is None:
-                self.begin(state)
-            assert state.grammar, "this sampler compiles no grammars"
-            state.grammar.advance(state.token_ids)
         if Adjustments.needed(sampling, state.num_output_tokens):
             if state.adjustments is None:
                 state.adjustments = Adjustments(sampling, self._eos, self._vocab_size)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.messages import Iteration, IterationResult, Logprobs, NewRequest
 from services.requests import SamplingParams
+
+Drafts = Callable[["Job"], list[int]]
 
 
 @dataclass
@@ -37,7 +39,11 @@ class Job:
 class Driver:
     """Runs jobs on an engine. With a `rng`, arrivals, batch composition and chunks are random."""
 
-    def __init__(self, engine: Any, rng: random.Random | None = None, max_batch: int = 4) -> None:
+    def __init__(
+        self, engine: Any, rng: random.Random | None = None, max_batch: int = 4, drafts: Drafts | None = None
+    ) -> None:
+        """`drafts` returns guesses at the next tokens of a job that decodes."""
+        self.drafts = drafts
         self.engine = engine
         self.rng = rng
         self.max_batch = max_batch
@@ -60,6 +66,7 @@ class Driver:
     def iterate(self, ready: list[Job]) -> IterationResult:
         batch = self._choose(ready)
         new, new_blocks, scheduled = [], {}, {}
+        drafts: dict[str, list[int]] = {}
         for job in batch:
             if not job.sent:
                 new.append(NewRequest(job.id, job.tokens, len(job.prompt), job.sampling))
@@ -67,14 +74,16 @@ class Driver:
             left = len(job.tokens) - job.computed
             count = self.rng.randint(1, left) if self.rng and self.rng.random() < 0.5 else left
             scheduled[job.id] = count
+            if self.drafts and job.output and count == left and (draft := self.drafts(job)):
+                drafts[job.id] = draft[: job.sampling.max_new_tokens - len(job.output) - 1]
             size = self.engine.figures.block_size
-            lacking = -(-(job.computed + count) // size) - len(job.blocks)
+            lacking = -(-(job.computed + count + len(drafts.get(job.id, ()))) // size) - len(job.blocks)
             if lacking > 0:
                 new_blocks[job.id] = [self.free.pop() for _ in range(lacking)]
                 job.blocks += new_blocks[job.id]
             job.computed += count
         self.step += 1
-        result = self.engine.run(Iteration("e", self.step, scheduled, new, new_blocks, self.released))
+        result = self.engine.run(Iteration("e", self.step, scheduled, new, new_blocks, self.released, drafts=drafts))
         self.released = []
         assert (result.epoch, result.step) == ("e", self.step)
         complete = {job.id for job in batch if job.computed == len(job.tokens)}
@@ -98,9 +107,11 @@ class Driver:
     def _take(self, job: Job, result: IterationResult) -> None:
         job.failed = result.failed.get(job.id)
         if job.id in result.tokens:
-            job.output.append(result.tokens[job.id])
+            tokens = result.tokens_of(job.id)
+            job.output += tokens
+            job.computed += len(tokens) - 1
             if job.id in result.logprobs:
-                job.logprobs.append(result.logprobs[job.id])
+                job.logprobs += result.logprobs_of(job.id)
         if job.done:
             self.release(job)
 

@@ -29,6 +29,8 @@ KNOBS = (
     Knobs(5, token_budget=7, admission="on_demand", lookahead=1, prefix_caching=True),
     Knobs(16, token_budget=200, admission="on_demand", lookahead=1),
     Knobs(16, tbt_target=0.02, stretch_target=True, admission="on_demand", prefix_caching=True),
+    Knobs(16, num_speculative_tokens=6, prefix_caching=True),
+    Knobs(8, num_speculative_tokens=3, admission="on_demand", prefix_caching=True),
 )
 
 

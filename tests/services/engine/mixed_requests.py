@@ -41,5 +41,5 @@ def mixed(count: int, vocab: int, kinds: list[dict[str, Any]] = MIX) -> list[Req
     for i in range(count):
         sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **kinds[i % len(kinds)]})
         rows.append(RequestState(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
-        Sampler(EOS, vocab, None, letters(vocab))._adjust(rows[-1])
+        Sampler(EOS, vocab, None, letters(vocab)).prepare(rows[-1])
     return rows

@@ -79,8 +79,10 @@ class EngineModel:
             self._erase(blocks[shared:])
             self.rows[id].blocks += blocks
         rows = {id: self.rows[id] for id in iteration.scheduled if not self.rows[id].dead}
-        self._write({id: (row, iteration.scheduled[id]) for id, row in rows.items()})
+        drafts = {id: draft for id, draft in iteration.drafts.items() if id in rows}
+        self._write({id: (row, iteration.scheduled[id], drafts.get(id, [])) for id, row in rows.items()})
         tokens: dict[str, int] = {}
+        more: dict[str, list[int]] = {}
         for id, row in rows.items():
             row.computed += iteration.scheduled[id]
             assert row.computed <= len(row.tokens)
@@ -93,19 +95,29 @@ class EngineModel:
                 else:
                     tokens[id] = after(tuple(row.tokens))
                     row.tokens.append(tokens[id])
+                    for token in drafts.get(id, ()):
+                        if token != row.tokens[-1]:
+                            break
+                        row.computed += 1
+                        more.setdefault(id, []).append(after(tuple(row.tokens)))
+                        row.tokens.append(more[id][-1])
+            else:
+                assert id not in drafts, f"{id} has a draft before its prompt is computed"
         reasons = {id: "no" for id, row in rows.items() if row.dead}
-        return IterationResult(iteration.epoch, iteration.step, tokens, {}, reasons, elapsed=self.seconds(iteration))
+        elapsed = self.seconds(iteration)
+        return IterationResult(iteration.epoch, iteration.step, tokens, {}, reasons, elapsed, more)
 
     @staticmethod
     def seconds(iteration: Iteration) -> float:
-        return 0.01 + 0.001 * sum(iteration.scheduled.values())
+        return 0.01 + 0.001 * iteration.num_tokens
 
-    def _write(self, rows: dict[str, tuple[Row, int]]) -> None:
+    def _write(self, rows: dict[str, tuple[Row, int, list[int]]]) -> None:
         written: Counter[tuple[int, int]] = Counter()
-        for row, count in rows.values():
-            for place in range(row.computed, row.computed + count):
+        for row, count, draft in rows.values():
+            tokens = row.tokens + draft
+            for place in range(row.computed, row.computed + count + len(draft)):
                 written[self._slot(row, place)] += 1
-                self.slots[self._slot(row, place)] = tuple(row.tokens[: place + 1])
+                self.slots[self._slot(row, place)] = tuple(tokens[: place + 1])
         assert max(written.values(), default=1) == 1, "two requests write one slot"
 
     def _slot(self, row: Row, place: int) -> tuple[int, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.scheduling.drafting import Drafting
 from services.scheduling.last_class import LULL
-from tests.services.scheduling.engine_model import EOS, EngineModel, expected
+from tests.services.scheduling.engine_model import EOS, VOCABULARY, EngineModel, expected
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40
 
@@ -26,6 +29,7 @@ knobs = st.builds(
     admission=st.sampled_from(["reserve", "on_demand"]),
     order=st.sampled_from(["fcfs", "priority"]),
     batches_in_flight=st.integers(1, 3),
+    num_speculative_tokens=st.sampled_from([0, 1, 2, 8]),
     prefix_caching=st.booleans(),
     share_prefixes=st.booleans(),
 ) | st.builds(
@@ -49,6 +53,7 @@ class Arrival:
     ttft: float
     tenant: str
     strikes: int
+    drafts: float  # the share of guesses at its tokens that are right
     scored: bool  # it asks for log probabilities of its prompt
 
 
@@ -62,6 +67,7 @@ arrivals = st.builds(
     ttft=st.sampled_from([0.0, 0.05, 1.0]),
     tenant=st.sampled_from("ab"),
     strikes=st.sampled_from([0] * 9 + [2]),
+    drafts=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     scored=st.booleans(),
 )
 
@@ -138,6 +144,7 @@ class World:
         sampling = SamplingParams(a.new, prompt_logprobs=0 if a.scored else None)
         self.claims[id] = Claim(id, rank, prompt, [], sampling, a.strikes, a.priority, a.ttft, 0, a.tenant)
         self.outputs[id] = []
+        GUESSED[tuple(prompt)] = a.drafts
         self.scheduler.add([self.claims[id]])
 
     def claim_again(self, ids: list[str]) -> None:
@@ -209,7 +216,10 @@ class World:
         assert all(count > 0 for count in batch.values())
         assert len(self.flights) < knobs.depth
         if knobs.token_budget:
-            assert sum(batch.values()) <= knobs.token_budget
+            assert iteration.num_tokens <= knobs.token_budget
+        for id, draft in iteration.drafts.items():
+            assert 0 < len(draft) <= knobs.num_speculative_tokens
+            assert batch[id] == 1
         if not knobs.lookahead:
             assert not any(id in other.scheduled for other, _ in self.flights for id in batch if id not in self.again)
         self.check_tenants(iteration)
@@ -269,11 +279,25 @@ class World:
                 assert self.outputs[id] == whole[: len(self.outputs[id])]
 
 
+GUESSED: dict[tuple[int, ...], float] = {}  # by prompt: the share of guesses that are right
+
+
+def guess(drafting: Drafting, most: int) -> list[int]:
+    """Drafts of which a given share is right, in place of those from the text."""
+    tokens = drafting._prompt + drafting._output
+    drawn = random.Random(hash(tuple(tokens)))
+    guesses = expected(tokens, most)
+    share = GUESSED[tuple(drafting._prompt)]
+    return [token if drawn.random() < share else drawn.randrange(VOCABULARY) for token in guesses]
+
+
 @settings(max_examples=400)
 @given(knobs, turns)
 def test_any_knobs_give_the_same_tokens_within_their_bounds(knobs: Knobs, workload: list[Turn]) -> None:
+    GUESSED.clear()
     world = World(knobs)
-    for turn in workload:
-        world.turn(turn)
-    world.run_dry()
+    with patch.object(Drafting, "find", guess):
+        for turn in workload:
+            world.turn(turn)
+        world.run_dry()
     world.check_outputs()

@@ -83,10 +83,10 @@ def test_a_row_made_again_has_the_same_mask() -> None:
         kept = row("kept", grammar, [])
         sampler = Sampler(EOS, VOCAB, None, letters(VOCAB))
         for _ in range(12):
-            sampler._adjust(kept)
+            sampler.prepare(kept)
             assert kept.mask is not None
             again = row("again", grammar, kept.output_ids)
-            sampler._adjust(again)
+            sampler.prepare(again)
             assert again.mask is not None
             assert again.mask.tolist() == kept.mask.tolist()
             bits = np.unpackbits(kept.mask.view(np.uint8), count=VOCAB, bitorder="little")
@@ -99,7 +99,7 @@ def test_the_batched_sampler_combines_masks_and_allowed_tokens() -> None:
     rows = [row("both", "start: /[a-d]{3}/", [0], allowed_token_ids=(2, 28, 50)), row("mask", "start: /[ab]/", [])]
     sampler = Sampler(EOS, VOCAB, None, letters(VOCAB))
     for one in rows:
-        sampler._adjust(one)
+        sampler.prepare(one)
     assert batched_sampler.sample(flat_logits(2), rows).tokens == [28, 1]
 
 
@@ -113,7 +113,9 @@ def test_masks_that_take_too_much_cpu_time_end_their_request_alone(monkeypatch: 
     monkeypatch.setattr(
         OutputGrammar,
         "_spend",
-        lambda self, seconds: spend(self, grammars_module.SECONDS_PER_TOKEN + (0.1 if self is rows[0].grammar else 0)),
+        lambda self, _, tokens: spend(
+            self, grammars_module.SECONDS_PER_TOKEN + (0.1 if self is rows[0].grammar else 0), tokens
+        ),
     )
     for _ in range(2):
         output = sampler.sample(flat_logits(3), rows)
@@ -131,9 +133,9 @@ def test_short_masks_empty_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler.begin(one)
     assert one.grammar
     for _ in range(100):
-        one.grammar._spend(0.2)
+        one.grammar._spend(0.2, 1)
         for _ in range(40):
-            one.grammar._spend(0.0)
+            one.grammar._spend(0.0, 1)
     assert one.grammar._seconds == pytest.approx(0.0, abs=1e-9)
 
 

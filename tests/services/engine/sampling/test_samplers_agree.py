@@ -93,7 +93,7 @@ def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, lis
     sampler = Sampler(eos, vocab)
     expected = [plain_token(one, row, eos) for one, row in zip(logits, rows, strict=True)]
     for row in rows:
-        sampler._adjust(row)
+        sampler.prepare(row)
     for sample in SAMPLERS:
         sampled = sample(logits, rows)
         assert sampled.sound == [True] * len(rows)

@@ -1,0 +1,92 @@
+"""Drafts: guesses at the next tokens of requests, which the engine checks in the iteration that computes them.
+
+A draft is what followed the request's last tokens earlier in its own text (prompt lookup, by the longest suffix). It
+changes no token: the engine keeps a guess only if it is the token that it would have sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from services.messages import IterationResult
+from services.scheduling.budget import Budget
+from services.scheduling.cost_model import CostModel
+from services.scheduling.drafting import Drafting
+from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.request_entry import RequestEntry
+
+LEAST_GAIN = 1.2  # times what a guess costs that it must be expected to gain: the cost is an estimate, too
+
+
+class Drafter:
+    """Gives drafts what an iteration has left, and only where more tokens per second are expected from them."""
+
+    def __init__(self, most: int, cost: CostModel, kv: KVCacheManager) -> None:
+        """`most` is the largest number of tokens of a draft."""
+        self._most, self._cost, self._kv = most, cost, kv
+        self._drafts = self._guesses = self._right = 0  # since the counters were last taken
+
+    def choose(self, decodes: Iterable[RequestEntry], budget: Budget) -> dict[str, list[int]]:
+        """Return drafts for some of the requests of an iteration whose next token is decoded.
+
+        A guess that is right saves a decode: its own cost, and its share of what every iteration costs. It is expected
+        to be right if all before it are, and if it is. Guesses are taken in the order of their gain.
+        """
+        found = []
+        for entry in decodes:
+            if draft := self._find(entry):
+                assert entry.drafting
+                found.append((entry, draft, entry.drafting.share))
+        if not found or not self._cost.known:
+            return {}
+        _, per_token, per_pair = self._cost.coefficients
+        expected, seconds = budget.decodes_and_seconds
+        heap = [(-share, i) for i, (_, _, share) in enumerate(found)]
+        heapify(heap)
+        counts = [0] * len(found)
+        while heap:
+            likely, i = heappop(heap)
+            entry, draft, share = found[i]
+            context = entry.num_computed_tokens + counts[i]
+            cost = per_token + per_pair * context
+            if -likely * seconds < LEAST_GAIN * cost * expected or not budget.take_draft(context):
+                continue
+            counts[i] += 1
+            expected -= likely
+            seconds += cost
+            if counts[i] < len(draft):
+                heappush(heap, (likely * share, i))
+        for (entry, _, _), count in zip(found, counts, strict=True):
+            if not count and entry.drafting:
+                entry.drafting.decline()
+        return {entry.id: draft[:n] for (entry, draft, _), n in zip(found, counts, strict=True) if n}
+
+    def _find(self, entry: RequestEntry) -> list[int]:
+        """Return the guesses for a request that this iteration decodes, as many as its length and its blocks allow."""
+        if entry.drafting is None:
+            entry.drafting = Drafting(entry.prompt, entry.output)
+        most = min(self._most, entry.max_tokens - entry.num_tokens)
+        if most > 0 and entry.capacity - entry.num_computed_tokens < most:
+            self._kv.extend_for_drafts(entry)
+            most = min(most, entry.capacity - entry.num_computed_tokens)
+        return entry.drafting.find(max(0, most))
+
+    def learn(self, entry: RequestEntry, guesses: int, result: IterationResult) -> None:
+        """Learn from the result of an iteration with a draft of `guesses` tokens for this request."""
+        right = len(result.more.get(entry.id, ()))
+        if entry.drafting and entry.id in result.tokens:
+            entry.drafting.learn(right, guesses)
+        self._drafts += 1
+        self._guesses += guesses
+        self._right += right
+
+    def take_counters(self) -> dict[str, float]:
+        """Return the increments since the last call."""
+        counters = {
+            "vllm:spec_decode_num_drafts": float(self._drafts),
+            "vllm:spec_decode_num_draft_tokens": float(self._guesses),
+            "vllm:spec_decode_num_accepted_tokens": float(self._right),
+        }
+        self._drafts = self._guesses = self._right = 0
+        return counters
