@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from services.messages import EngineFigures
 from services.scheduling import Knobs
 from services.settings.settings import Settings
+
+log = logging.getLogger(__name__)
 
 # tbt_target=auto: seconds between the tokens of a stream while prompts are computed
 CPU_TARGET = 0.25
@@ -13,6 +17,10 @@ CUDA_TARGET = 0.05
 
 def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
     """Return the knobs of a scheduler with these settings whose engine reports `figures`."""
+    drafted = settings.num_speculative_tokens
+    if drafted and not figures.verifies_drafts:
+        log.info("no drafts: this engine's layers round tokens that are computed together otherwise than single ones")
+        drafted = 0
     target = settings.tbt_target
     if automatic := target == "auto":
         target = CUDA_TARGET if "cuda" in figures.numerics.split() else CPU_TARGET
@@ -25,6 +33,7 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         order=settings.order,
         batches_in_flight=settings.pp,
         lookahead=settings.lookahead,
+        num_speculative_tokens=drafted,
         prefix_caching=settings.prefix_caching,
         share_prefixes=settings.share_prefixes,
     )

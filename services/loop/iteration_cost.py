@@ -56,12 +56,12 @@ class IterationCost:
     def work(self, iteration: Iteration) -> int:
         """Return the tokens to compute, plus the pairs of prompts converted to tokens."""
         if not self._begun and not iteration.new:
-            return sum(iteration.scheduled.values())
+            return iteration.num_tokens
         contexts = {id: computed for id, (computed, _) in self._begun.items()}
         contexts |= {new.id: new.num_computed_tokens for new in iteration.new}
         counts = iteration.scheduled
         pairs = sum(counts[id] * context + counts[id] ** 2 // 2 for id, context in contexts.items() if id in counts)
-        return sum(counts.values()) + pairs // PAIRS
+        return iteration.num_tokens + pairs // PAIRS
 
     def _follow(self, iteration: Iteration) -> None:
         if iteration.epoch != self._epoch:

@@ -47,13 +47,17 @@ class IterationStats:
             counters.inc("orca:mixed_iterations", engine=engine)
         if initiations:
             counters.inc("vllm:prompt_tokens", sum(prompts), engine=engine)
-        counters.inc("vllm:generation_tokens", len(result.tokens), engine=engine)
-        counters.observe("vllm:iteration_tokens_total", sum(prompts) + len(result.tokens), engine=engine)
+        sampled = result.num_tokens
+        counters.inc("vllm:generation_tokens", sampled, engine=engine)
+        counters.observe("vllm:iteration_tokens_total", sum(prompts) + sampled, engine=engine)
         counters.observe("orca:iteration_requests", batch, engine=engine)
         counters.observe("orca:iteration_seconds", seconds, engine=engine)
+        drafted = iteration.num_tokens - tokens
         self.summary = (
             f"iteration {iteration.step}: {batch} requests ({initiations} initiation, "
-            f"{batch - initiations} increment), {tokens} tokens, {seconds * 1e3:.1f} ms"
+            f"{batch - initiations} increment), {tokens} tokens, "
+            + (f"{sampled - len(result.tokens)} of {drafted} drafted ones right, " if drafted else "")
+            + f"{seconds * 1e3:.1f} ms"
         )
 
     def committed(self, commits: list[Commit], now: float) -> None:

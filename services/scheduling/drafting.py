@@ -63,8 +63,11 @@ class Drafting:
         """Index the runs that end before the last token, as many as an iteration may."""
         tokens, previous, last = self._tokens, self._previous, self._last
         for end in range(len(previous), min(len(tokens), len(previous) + AT_ONCE)):
-            key = _key(tokens[max(0, end - RUN) : end])
-            previous.append(last.get(key, 0) if end >= RUN else 0)
+            if end < RUN:
+                previous.append(0)
+                continue
+            key = _key(tokens[end - RUN : end])
+            previous.append(last.get(key, 0))
             last[key] = end
 
     @property

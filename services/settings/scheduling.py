@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 from typing import Annotated, Any, Literal
 
@@ -18,9 +19,13 @@ PAPER: dict[str, Any] = {
     "tbt_target": 0.0,
     "admission": "reserve",
     "lookahead": 0,
+    "speculative_config": "off",
     "prefix_caching": False,
     "share_prefixes": False,
 }
+
+MOST_DRAFTED = 16  # tokens of a draft: more are seldom right, and each costs something
+DRAFT_METHODS = ("ngram", "suffix")
 
 
 def _seconds_or_auto(given: Any) -> float | Literal["auto"]:
@@ -33,6 +38,25 @@ def _seconds_or_auto(given: Any) -> float | Literal["auto"]:
     if not 0 <= seconds < inf:
         raise ValueError("is not a number of seconds from 0 on")
     return seconds
+
+
+def _speculative(given: Any) -> str:
+    """Return `auto`, `off`, or the JSON of vLLM's fields `method` and `num_speculative_tokens`."""
+    if given in ("auto", "off"):
+        return str(given)
+    try:
+        fields = json.loads(given) if isinstance(given, str) else dict(given)
+        fields = {"method": "suffix", **fields}
+    except (TypeError, ValueError):
+        raise ValueError("is neither 'auto', 'off' nor a JSON object") from None
+    if unknown := sorted(fields.keys() - {"method", "num_speculative_tokens"}):
+        raise ValueError(f"has {unknown[0]!r}; the fields are method and num_speculative_tokens")
+    if fields["method"] not in DRAFT_METHODS:
+        raise ValueError(f"has the method {fields['method']!r}; drafts come from the request's own text: ngram, suffix")
+    most = fields.setdefault("num_speculative_tokens", MOST_DRAFTED)
+    if type(most) is not int or not 1 <= most <= MOST_DRAFTED:
+        raise ValueError(f"has {most!r} as num_speculative_tokens, which is a number from 1 to {MOST_DRAFTED}")
+    return json.dumps(fields)
 
 
 class SchedulingSettings(BaseSettings):
@@ -85,6 +109,15 @@ class SchedulingSettings(BaseSettings):
             ge=0, le=1, description="1: the engine gets the next iteration before the tokens of the last one are known"
         ),
     ] = 0
+    speculative_config: Annotated[
+        str,
+        PlainValidator(_speculative),
+        Field(
+            description="drafts, which change no token: auto uses them where they are expected to save time; off; or "
+            "JSON as for vLLM, with method (ngram or suffix: the request's own text) and num_speculative_tokens, the "
+            "most tokens of a draft"
+        ),
+    ] = "auto"
     prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with the same prefix")] = True
     share_prefixes: Annotated[
         bool,
@@ -104,5 +137,20 @@ class SchedulingSettings(BaseSettings):
                 f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
                 "each request of a full batch needs a token"
             )
+        if self.speculative_config not in ("auto", "off"):
+            if self.lookahead:
+                raise ValueError("speculative_config needs lookahead=0: a draft follows tokens that are known")
+            if self.policy == "request":
+                raise ValueError("speculative_config needs policy=iteration")
         if self.share_prefixes and not self.prefix_caching:
             raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The largest number of tokens of a draft; 0: there are none."""
+        if self.speculative_config == "off" or self.lookahead or self.policy == "request":
+            return 0
+        if self.speculative_config == "auto":
+            return MOST_DRAFTED
+        most: int = json.loads(self.speculative_config)["num_speculative_tokens"]
+        return most

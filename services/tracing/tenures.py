@@ -79,7 +79,7 @@ class TenureTraces(Observer):
             tenure.engine_seconds += result.elapsed
             tenure.last = now
             if id in result.tokens:
-                tenure.tokens += 1
+                tenure.tokens += len(result.tokens_of(id))
                 tenure.first_token = tenure.first_token or now
 
     def committed(self, commits: Sequence[Commit]) -> None:
