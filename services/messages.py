@@ -33,6 +33,7 @@ class Iteration:
 
     `drafts` are guesses at the next output tokens of some of these requests. They are computed behind the request's own
     tokens, and as many of them are kept as are the tokens that would have been sampled. A draft changes no token.
+    `wants_forced` asks for `IterationResult.forced`.
     """
 
     epoch: str
@@ -43,6 +44,7 @@ class Iteration:
     released: list[str] = field(default_factory=list)
     full_blocks: dict[int, bytes] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
+    wants_forced: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -77,7 +79,8 @@ class IterationResult:
     """The result of an iteration. A request in `failed` has no token, and the engine has removed it.
 
     `more` are the tokens after the first one of requests whose drafts were right, with `more_logprobs`: one token for
-    each right one.
+    each right one. `forced` are tokens that will follow because a request's grammar leaves one text only. They are
+    guesses, as the text may be written in other tokens.
     """
 
     epoch: str
@@ -88,6 +91,7 @@ class IterationResult:
     elapsed: float = 0.0  # seconds inside the engine
     more: dict[str, list[int]] = field(default_factory=dict)
     more_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
+    forced: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from services.engine.batch.block_names import BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack_batch
-from services.engine.batch.grammars import GrammarCompiler, load_grammars
+from services.engine.batch.grammars import GrammarCompiler, OutputGrammar, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
 from services.engine.decoder import Decoder
@@ -167,6 +167,7 @@ class Engine:
                 self.sampler.begin(self._requests[new.id])
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()
+        forced: dict[str, list[int]] = {}
         if scheduled:
             batch = pack_batch(scheduled, self._cache.block_size, iteration.drafts)
             self._deadly.check(batch.input_ids)
@@ -183,6 +184,8 @@ class Engine:
                 state.num_computed_tokens += count
             if logits is not None:
                 self._append(output)
+                if iteration.wants_forced:
+                    forced = self._forced(batch.sampled, output)
             else:
                 self._await(iteration.step, batch.sampled)
         return IterationResult(
@@ -194,7 +197,15 @@ class Engine:
             time.perf_counter() - started,
             output.more,
             output.more_logprobs,
+            forced,
         )
+
+    @staticmethod
+    def _forced(states: list[RequestState], output: SamplerOutput) -> dict[str, list[int]]:
+        """What follows the new tokens of requests whose grammars leave one text only."""
+        grammars = ((s, s.grammar) for s in states if isinstance(s.grammar, OutputGrammar) and s.id in output.tokens)
+        forced = ((state.id, grammar.forced(state.token_ids)) for state, grammar in grammars)
+        return {id: tokens for id, tokens in forced if tokens}
 
     def _append(self, output: SamplerOutput) -> None:
         """Append the sampled tokens to their requests. Failed requests are not computed again."""

@@ -54,7 +54,7 @@ class InFlight:
             if tokens >= entry.max_tokens:
                 self.finishing.append(entry)
 
-    def message(self, epoch: str, kv: KVCacheManager, finished: int) -> Iteration:
+    def message(self, epoch: str, kv: KVCacheManager, finished: int, wants_forced: bool) -> Iteration:
         """Return the message for the engine, with all requests, blocks and releases that it does not know yet.
         `finished` is the last iteration whose result is known.
         """

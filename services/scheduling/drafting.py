@@ -10,9 +10,11 @@ LONGEST_SUFFIX = 16  # the longest that is compared
 PLACES = 8  # earlier places of a run that are compared
 AT_ONCE = 4096  # tokens that are indexed in one iteration
 
-# The share of guesses that are right is estimated for suffixes of up to so many tokens, beginning with this share
+# The share of guesses that are right is estimated for suffixes of up to so many tokens, beginning with this share; the
+# last one is that of tokens that a grammar forces
 LENGTHS = (4, 8, LONGEST_SUFFIX)
-FIRST_SHARES = (0.4, 0.6, 0.8)
+FIRST_SHARES = (0.4, 0.6, 0.8, 0.95)
+FORCED = len(LENGTHS)
 FIRST_WEIGHT = 2.0  # guesses that the first share counts as
 KEEP = 0.97  # of what earlier guesses count, with each newer one
 RECOVER = 0.98  # of what they count, with each iteration that drafts nothing because of them
@@ -21,7 +23,18 @@ RECOVER = 0.98  # of what they count, with each iteration that drafts nothing be
 class Drafting:
     """What drafts of one request need: its text with an index, and how often guesses were right."""
 
-    __slots__ = ("_last", "_output", "_previous", "_prompt", "_tokens", "length", "right", "tested")
+    __slots__ = (
+        "_forced",
+        "_forced_at",
+        "_last",
+        "_output",
+        "_previous",
+        "_prompt",
+        "_tokens",
+        "length",
+        "right",
+        "tested",
+    )
 
     def __init__(self, prompt: list[int], output: list[int]) -> None:
         """`output` may grow at its end."""
@@ -29,14 +42,23 @@ class Drafting:
         self._tokens = array("i", prompt)
         self._last: dict[int, int] = {}  # by run of tokens: where its last place ends
         self._previous = array("i")  # by the end of a run: where its place before ends, 0 if there is none
-        self.right = [0.0] * len(LENGTHS)
-        self.tested = [0.0] * len(LENGTHS)
-        self.length = 0  # which of LENGTHS the last draft had
+        self._forced: list[int] = []
+        self._forced_at = -1  # the length of the output that they follow
+        self.right = [0.0] * len(FIRST_SHARES)
+        self.tested = [0.0] * len(FIRST_SHARES)
+        self.length = 0  # which of FIRST_SHARES the last draft has
+
+    def force(self, tokens: list[int]) -> None:
+        """Note the tokens that follow the output if its grammar leaves one text only."""
+        self._forced, self._forced_at = tokens, len(self._output)
 
     def find(self, most: int) -> list[int]:
-        """Return the `most` tokens that followed the longest suffix of the text before; none if its last `RUN` tokens
-        are new. Sets `length`.
+        """Return at most `most` tokens that are likely to follow: those that a grammar forces, or those that followed
+        the longest suffix of the text before. Returns none if its last `RUN` tokens are new. Sets `length`.
         """
+        if self._forced_at == len(self._output):
+            self.length = FORCED
+            return self._forced[:most]
         tokens = self._tokens
         tokens.extend(self._output[len(tokens) - len(self._prompt) :])
         self._index()

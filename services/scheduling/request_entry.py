@@ -171,6 +171,12 @@ class RequestEntry:
             self.num_tokens += right
         return self.end
 
+    def force(self, tokens: list[int]) -> None:
+        """Note the tokens that follow its output if its grammar leaves one text only."""
+        if self.drafting is None:
+            self.drafting = Drafting(self.prompt, self.output)
+        self.drafting.force(tokens)
+
     def take_commit(self) -> Commit:
         """Return the tokens since the last call, and the end if there is one."""
         index, self.num_output_sent = self.num_output_sent, len(self.output)

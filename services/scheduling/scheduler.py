@@ -180,7 +180,7 @@ class Scheduler:
             return None
         self._step = batch.step
         self._in_flight.append(batch)
-        return batch.message(self.epoch, self._kv, self._finished)
+        return batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
 
     def _closed(self) -> bool:
         """Return whether no request may join or preempt the running ones."""
@@ -210,6 +210,8 @@ class Scheduler:
                 if self._drafter and entry.id in batch.drafts:
                     self._drafter.learn(entry, len(batch.drafts[entry.id]), result)
                 end = entry.append(result)
+                if entry.id in result.forced:
+                    entry.force(result.forced[entry.id])
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)

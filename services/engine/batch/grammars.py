@@ -56,16 +56,32 @@ class OutputGrammar:
             if self._matcher is None:
                 self._matcher = self._compiling.result()
             began = time.thread_time()
-            new = token_ids[self._consumed :]
-            self._matcher.consume(new)
-            self._consumed = len(token_ids)
+            new = self._consume(self._matcher, token_ids)
             if not self._matcher.ended:  # a token after the end was drawn ahead, and nobody reads it
                 self.mask = np.frombuffer(self._matcher.mask(), np.int32, -(-self._vocab_size // 32))
-            self._spend(time.thread_time() - began, max(1, len(new)))
+            self._spend(time.thread_time() - began, max(1, new))
         except OrcaError as error:
             self.error = f"{NO_GRAMMAR}: {error}"
         except Exception as error:  # whatever it is, it is about this request alone
             self.error = f"{NO_GRAMMAR}: {error!r}"
+
+    def _consume(self, matcher: Matcher, token_ids: list[int]) -> int:
+        """Take what of prompt + output is new; return how many tokens that are."""
+        new = token_ids[self._consumed :]
+        matcher.consume(new)
+        self._consumed = len(token_ids)
+        return len(new)
+
+    def forced(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens that follow `token_ids` (prompt + output) if the grammar leaves one text only. An error
+        comes again from the next `advance`."""
+        if self._matcher is None or self.error:
+            return []
+        try:
+            self._consume(self._matcher, token_ids)
+            return self._matcher.forced()
+        except Exception:
+            return []
 
     def masks_after(self, draft: list[int]) -> list[Words]:
         """The masks after each token of `draft`, which follows what `advance` took last, as far as it may follow. They

@@ -83,7 +83,10 @@ class Driver:
                 job.blocks += new_blocks[job.id]
             job.computed += count
         self.step += 1
-        result = self.engine.run(Iteration("e", self.step, scheduled, new, new_blocks, self.released, drafts=drafts))
+        wants_forced = self.drafts is not None
+        result = self.engine.run(
+            Iteration("e", self.step, scheduled, new, new_blocks, self.released, {}, drafts, wants_forced)
+        )
         self.released = []
         assert (result.epoch, result.step) == ("e", self.step)
         complete = {job.id for job in batch if job.computed == len(job.tokens)}

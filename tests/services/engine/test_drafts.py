@@ -85,3 +85,13 @@ def test_drafts_change_nothing(engine: Engine, share: float) -> None:
 def test_the_stock_path_verifies_none(tiny_model: Callable[[str], Path]) -> None:
     engine = Engine.load(tiny_model("lfm2"), SETTINGS)
     assert not engine.figures.verifies_drafts
+
+
+def test_tokens_that_a_grammar_forces_are_named(engine: Engine) -> None:
+    sampling = SamplingParams(12, grammar='start: ("abc" | "xyz") "defgh"')
+    job = Job("forced", [1, 2, 3], sampling)
+    named: list[int] = []
+    driver = Driver(engine, drafts=lambda _: named)
+    while not job.done and len(job.output) < 8:
+        named = driver.iterate([job]).forced.get(job.id, [])
+    assert driver.step < 5  # of 8 without drafts
