@@ -7,7 +7,7 @@ A watcher gets `iterations` and `state` events, as server-sent events of `GET /u
 
     {"engine": "c/0", "epoch": "17:ab", "iterations": [
        {"step": 17, "at": 1750000000000, "ms": 12.4, "requests": [[4, 24, "i"], [3, 1, "t"]], "blocks": 812,
-        "ended": [[3, "stop"]], "preempted": [2]}, ...],
+        "ended": [[3, "stop"]], "preempted": [2], "drafts": [[3, 8, 0]]}, ...],
      "requests": {"4": {"prompt": 24, "class": 0, "cached": 0, "resumed": 0, "id": "chatcmpl-..."}}}
 
 An engine keeps its name; each owner of its seat has another epoch. Steps count from 1 in an epoch, and a gap means
@@ -17,7 +17,7 @@ whom the request belongs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -36,7 +36,7 @@ class Work(StrEnum):
 
     INITIATION = "i"  # its whole prompt, except the tokens that the prefix cache has
     CHUNK = "c"  # a part of its prompt
-    INCREMENT = "t"  # one token after its prompt
+    INCREMENT = "t"  # one token after its prompt, and right ones of a draft
     RECOMPUTATION = "r"  # tokens that were computed before, by an earlier owner or before it lost its blocks
 
 
@@ -46,7 +46,8 @@ class IterationFrame:
 
     `requests` are tuples (number of the request, tokens computed, `Work`), in batch order. `blocks` are the KV blocks
     that requests held when it started. `ended` are the requests that have ended since the frame before, as (number,
-    finish reason), and are in no later frame; `preempted` those that lost their blocks since then.
+    finish reason), and are in no later frame; `preempted` those that lost their blocks since then. `drafts` are tuples
+    (number of the request, tokens of its draft, how many of them were right); the right ones count as computed.
     """
 
     step: int
@@ -56,6 +57,7 @@ class IterationFrame:
     blocks: int
     ended: list[tuple[int, str]]
     preempted: list[int]
+    drafts: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,15 @@ class Recorder(Observer):
         at = round(begin * 1000)
         ended, self._ended = [*self._ended, *frame.ended], []
         ms = round(seconds * 1000, 2)
-        self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
+        requests, drafts = frame.requests, []
+        if iteration.drafts:
+            requests = []
+            for id, (n, count, work) in zip(iteration.scheduled, frame.requests, strict=True):
+                right = len(result.more.get(id, ()))
+                requests.append((n, count + right, work))
+                if draft := iteration.drafts.get(id):
+                    drafts.append((n, len(draft), right))
+        self._frames.append(IterationFrame(frame.step, at, ms, requests, frame.blocks, ended, frame.preempted, drafts))
         del self._frames[:-MOST_FRAMES]
 
     def committed(self, commits: Sequence[Commit]) -> None:

@@ -73,6 +73,8 @@ function describe(chart, { sequence, slot }) {
   if (request.prompt !== undefined) lines.push(`prompt of ${request.prompt} tokens${cached}`);
   const number = cell.number ? `, token ${cell.number} of the answer` : "";
   lines.push(`${cell.tokens} computed${number}`);
+  const draft = item.drafted.get(request.uid);
+  if (draft) lines.push(`${draft.right} of ${draft.guesses} drafted tokens right`);
   if (request.resumed) lines.push(`taken over with ${request.resumed} tokens`);
   for (const [at, reason] of request.ends ?? []) if (at === sequence) lines.push(REASONS[reason] ?? reason);
   if (request.class) lines.push(`class ${request.class}`);

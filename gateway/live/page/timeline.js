@@ -81,7 +81,7 @@ export class Timeline {
     };
   }
 
-  _iteration(epoch, { step, at, ms, requests, blocks, ended, preempted }, taken) {
+  _iteration(epoch, { step, at, ms, requests, blocks, ended, preempted, drafts = [] }, taken) {
     const last = this.last;
     const pause = last ? at - (last.at + last.ms) : 0;
     const unseen = this._unseen || (!taken && last !== undefined && step > last.step + 1);
@@ -109,7 +109,8 @@ export class Timeline {
       cells[index * WORDS + 1] = ((request.slot << 20) | (code << 17) | Math.min(count, 0x1ffff)) >>> 0;
       cells[index * WORDS + 2] = request.number;
     });
-    this._push({ step, at, ms, epoch, cells, tokens, prompts, blocks, gap: false });
+    const drafted = new Map(drafts.map(([n, guesses, right]) => [this._request(epoch, n).uid, { guesses, right }]));
+    this._push({ step, at, ms, epoch, cells, tokens, prompts, blocks, drafted, gap: false });
     const second = Math.floor(at / 1000);
     if (!last || Math.floor(last.at / 1000) !== second) this.seconds.push(this.end - 1);
     for (const n of preempted) if (runs.has(n) && runs.get(n) !== "r") leave(n, "preempted");
@@ -146,8 +147,8 @@ export class Timeline {
 
   _advance(request, kind, count) {
     if (kind === INCREMENT) {
-      if (request.number || request.fed) request.number = Math.max(request.number + 1, 2);
-      else if (request.resumed) request.number = request.resumed + 1;
+      if (request.number || request.fed) request.number = Math.max(request.number + count, 2);
+      else if (request.resumed) request.number = request.resumed + count;
       return; // of a request that is seen for the first time now, it is not known
     }
     request.number = Math.max(request.number, request.resumed ?? 0);

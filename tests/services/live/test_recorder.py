@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.live import recorder as recorder_module
 from services.messages import Commit, Iteration
-from services.scheduling import Knobs, Scheduler
+from services.scheduling import Knobs, Scheduler, WarmUpTime
 from tests.services.live.watched import Watched, watched
 from tests.services.scheduling.scripted import EOS, WORD, Script, claim, scripted
 
@@ -46,6 +46,13 @@ class Oracle:
             found.append((id, count, work))
         return found
 
+    def drafted(self, works: list[tuple[str, int, str]], more: dict[str, list[int]]) -> list[tuple[str, int, str]]:
+        """Return the works of an iteration with the tokens of drafts that were right."""
+        for id, right in more.items():
+            self.at[id] += len(right)
+            self.reached[id] = max(self.reached[id], self.at[id])
+        return [(id, count + len(more.get(id, ())), work) for id, count, work in works]
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -72,6 +79,8 @@ knobs = st.sampled_from(
         Knobs(3, admission="on_demand", prefix_caching=True),
         Knobs(4, token_budget=8, admission="on_demand", prefix_caching=True, lookahead=1),
         Knobs(2, token_budget=9, admission="on_demand", batches_in_flight=2),
+        Knobs(3, num_speculative_tokens=5),
+        Knobs(3, token_budget=9, admission="on_demand", prefix_caching=True, num_speculative_tokens=4),
     ]
 )
 
@@ -120,6 +129,7 @@ class Life:
             batch = list(iteration.scheduled)
             eos = [] if turn.eos is None else batch[turn.eos : turn.eos + 1]
             result = Script.result_of(iteration, dict.fromkeys(eos, EOS))
+            works = self.oracle.drafted(works, result.more)
             self.scheduler.update(result)
             if self.recorder.watched:
                 self.recorder.finished(iteration, result, 0.02)
@@ -287,3 +297,15 @@ def test_it_begins_in_the_middle_and_forgets_when_nobody_watches() -> None:
     batch = w.take()
     assert batch
     assert [request.n for request in batch.requests] == [2]
+
+
+def test_drafts_are_shown_with_how_many_of_their_tokens_were_right() -> None:
+    w = watched(knobs=Knobs(2, num_speculative_tokens=4), warm_up=WarmUpTime(8, 0.01))
+    w.script.scheduler.add([claim("a", 0, 8, 12)])
+    while not w.ended:
+        w.run()
+        w.take()
+    drafts = [tuple(draft) for frame in w.frames for draft in frame["drafts"]]  # type: ignore[attr-defined]
+    assert drafts
+    assert all(n == 1 and guesses == right for n, guesses, right in drafts)
+    assert sum(tokens for _, works in w.computed for _, tokens, _ in works) == 8 + 12 - 1

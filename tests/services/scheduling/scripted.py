@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
@@ -43,11 +44,17 @@ class Script:
         failed: dict[str, str] | None = None,
         elapsed: float = 0.0,
     ) -> IterationResult:
-        """Return a result with the given `tokens`, and WORD for other requests."""
+        """Return a result with the given `tokens`, and WORD for other requests, also after each WORD of a draft."""
         failed = failed or {}
         sampled = {id: (tokens or {}).get(id, WORD) for id in iteration.scheduled if id not in failed}
-        logprobs = {id: Logprobs(-0.5, [(token, -0.5)]) for id, token in sampled.items()}
-        return IterationResult(iteration.epoch, iteration.step, sampled, logprobs, failed, elapsed)
+        one = Logprobs(-0.5, [(WORD, -0.5)])
+        logprobs = {id: one if token == WORD else Logprobs(-0.5, [(token, -0.5)]) for id, token in sampled.items()}
+        more = {
+            id: [*takewhile(WORD.__eq__, draft)] for id, draft in iteration.drafts.items() if sampled.get(id) == WORD
+        }
+        more = {id: right for id, right in more.items() if right}
+        after = {id: [one] * len(right) for id, right in more.items()}
+        return IterationResult(iteration.epoch, iteration.step, sampled, logprobs, failed, elapsed, more, after)
 
     def finish(
         self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None, elapsed: float = 0.0
