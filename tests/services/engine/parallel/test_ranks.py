@@ -30,6 +30,7 @@ from services.errors import SettingsError
 from services.messages import Claim, Iteration, NewRequest
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.scheduling.drafting import Drafting
 
 LAYOUTS = [(2, 1), (1, 2), (2, 2)]
 EVEN_SHARE = 1.25  # norms, and biases of sums, are not split
@@ -225,18 +226,23 @@ def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
     assert [job.output for job in jobs] == expected
 
 
-def test_each_stage_has_an_iteration_of_its_own(ranks: RankProcesses, alone: Engine) -> None:
-    """The paper's figure 8: as many iterations in flight as stages, under the real scheduler."""
+def test_each_stage_has_an_iteration_of_its_own(
+    ranks: RankProcesses, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's figure 8: as many iterations in flight as stages, under the real scheduler. Some have drafts."""
     jobs, deepest = make_jobs(random.Random(8), count=12), 0
     expected = [job.output for job in Driver(alone).run(make_jobs(random.Random(8), count=12))]
     ranks.reset("e")
     stages = ranks.layout.pp
-    knobs = Knobs(max_batch_size=3, token_budget=16, batches_in_flight=stages)
+    answers = {tuple(job.prompt): output for job, output in zip(jobs, expected, strict=True)}
+    monkeypatch.setattr(Drafting, "find", lambda self, most: _guess(answers, self, most))
+    knobs = Knobs(max_batch_size=3, token_budget=16, batches_in_flight=stages, num_speculative_tokens=3)
     scheduler = Scheduler(epoch="e", figures=ranks.figures, knobs=knobs)
     scheduler.add([Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(jobs)])
-    by_id, flights, ended = {job.id: job for job in jobs}, 0, 0
+    by_id, flights, ended, drafts = {job.id: job for job in jobs}, 0, 0, 0
     while ended < len(jobs):
         while iteration := scheduler.select():
+            drafts += len(iteration.drafts)
             ranks.start(iteration)
             flights += 1
         deepest = max(deepest, flights)
@@ -247,6 +253,13 @@ def test_each_stage_has_an_iteration_of_its_own(ranks: RankProcesses, alone: Eng
             ended += commit.end is not None
     assert [job.output for job in jobs] == expected
     assert deepest == stages
+    assert drafts
+
+
+def _guess(answers: dict[tuple[int, ...], list[int]], drafting: Drafting, most: int) -> list[int]:
+    """The next tokens of the answer, the third of which is wrong."""
+    rest = answers[tuple(drafting._prompt)][len(drafting._output) :][:most]
+    return [*rest[:2], *(token + 1 for token in rest[2:3])]
 
 
 def test_a_new_owner_is_not_disturbed_by_what_the_last_one_left(ranks: RankProcesses, folder: Path) -> None:
