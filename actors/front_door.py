@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
 import resource
+import signal
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors import stand_in
 from actors.cluster.processes import processes_of
 from actors.haproxy import FRONTEND, REFUSED
 from services.errors import SettingsError
@@ -22,6 +25,7 @@ from services.settings.settings import Settings
 IDLE_CONNECTIONS = 4096  # connections without a request under way, and requests that do not generate
 OTHER_FILES = 1024  # open files of a process that are not connections of clients
 FILES_PER_CONNECTION = 2  # of HAProxy: one to the client, one to the gateway
+ADMIN = "*/*.sock"  # the sockets for commands of HAProxy and its stand-in, in the folder of a cluster
 POLL = 0.05
 
 
@@ -84,8 +88,12 @@ def file_limit_warning(settings: Settings, files: int) -> str:
 
 
 def refuse_connections(folder: Path) -> None:
-    """Accept no new connection. Those that are open continue."""
-    for admin in folder.glob("*/admin.sock"):
+    """Accept no new connection, also after HAProxy's end. Those that are open continue."""
+    for pid, name in processes_of(folder).items():
+        if name == stand_in.TITLE:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for admin in folder.glob(ADMIN):
         _command(admin, f"disable frontend {FRONTEND}")
 
 
@@ -103,7 +111,7 @@ def drain(folder: Path, timeout: float) -> None:
 def _is_busy(folder: Path) -> bool:
     """Whether a request is under way. An HAProxy that was replaced lives on until its requests have ended."""
     haproxies = [pid for pid, name in processes_of(folder).items() if name == "haproxy"]
-    return len(haproxies) > 1 or any(_num_requests(admin) for admin in folder.glob("*/admin.sock"))
+    return len(haproxies) > 1 or any(_num_requests(admin) for admin in folder.glob(ADMIN))
 
 
 def _num_requests(admin: Path) -> int:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from actors.stand_in import StandIn
 from services.child_environment import least
 from services.settings.addresses import in_url, is_every
 
@@ -29,6 +30,9 @@ ONE_ADDRESS = 0.75  # the share of the served connections that clients of one ad
 OTHER_FILES = 128  # open files of HAProxy that are not connections of clients
 RETRY_AFTER = 5  # seconds; ten tries of a client take longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the start of the connection or the first byte of the head
+# milliseconds for a gateway to accept; HAProxy also waits this long, or a second, before a request that has met a dead
+# gateway tries the last one that is left
+CONNECT_TIMEOUT = 200
 CHECK_TIMEOUT = 5  # seconds for a gateway to answer a health check; a dead one refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds without a byte from a client that sends a body, or to one that receives an answer
 NODE_IDLE, NODE_INTERVAL, NODE_PROBES = (
@@ -107,6 +111,7 @@ def _defaults(folder: Path) -> str:
     lines = (
         f"timeout client {CLIENT_TIMEOUT}s",
         f"timeout http-request {HEAD_TIMEOUT}s",
+        f"timeout connect {CONNECT_TIMEOUT}ms",
         f"timeout check {CHECK_TIMEOUT}s",
         "option srvtcpka",
         f"srvtcpka-idle {NODE_IDLE}s",
@@ -159,10 +164,14 @@ def main() -> None:
 
     split = sys.argv.index("--") if "--" in sys.argv else 0
     own, given = sys.argv[1:split], sys.argv[split + 1 :]
-    patch_file(Path(given[given.index("-f") + 1]), own[0] if own else "", own[1:])
+    config = Path(given[given.index("-f") + 1])
+    patch_file(config, own[0] if own else "", own[1:])
     os.environ.pop(BINARY_PATH, None)  # it names this program
-    binary = get_haproxy_binary()
-    os.execve(binary, [binary, *given], least(MARK))
+    binary, environment = get_haproxy_binary(), least(MARK)
+    stand_in = StandIn(binary, config, environment)
+    given += stand_in.take_over()
+    stand_in.watch()
+    os.execve(binary, [binary, *given], environment)
 
 
 def _write(file: Path, text: str) -> None:

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray import _raylet
-from ray._private import node, services
+from ray._private import node, ray_constants, services, worker
 
 VERSION = "2.60.0"  # of Ray, with which all of this was tried
 
@@ -21,6 +24,10 @@ STAND_IN = 'sh -c "exec cat >/dev/null"'
 that is its input, for which `RAY_enable_pipe_based_agent_to_parent_health_check` must be set."""
 NO_PORT = 1  # a privileged port, on which nothing of this user listens
 PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")  # of the agents
+
+SETTLED = 5.0  # seconds; a process that dies sooner after its start has a lasting reason
+
+log = logging.getLogger(__name__)
 
 
 class Head(node.Node):
@@ -57,6 +64,27 @@ class Head(node.Node):
             super().start_raylet(*arguments, **options)
         finally:
             services.start_ray_process = start
+
+
+def keep_gcs(stopping: threading.Event) -> None:
+    """Start the GCS of this process's head again whenever it dies, until the event is set.
+
+    All others connect again to its port, and it reads its state from `RAY_gcs_storage_path`. Ray itself restarts no
+    process of its head.
+
+    Raises RuntimeError if the GCS dies soon after a start, since it would do so again.
+    """
+    head: Any = worker._global_node
+    while True:
+        began = time.monotonic()
+        head.all_processes[ray_constants.PROCESS_TYPE_GCS_SERVER][0].process.wait()
+        if stopping.is_set():
+            return
+        if (age := time.monotonic() - began) < SETTLED:
+            raise RuntimeError(f"Ray's gcs_server died {age:.1f} s after its start")
+        log.warning("Ray's gcs_server died; starting it again")
+        head.kill_gcs_server(check_alive=False)
+        head.start_gcs_server()
 
 
 def use_small_head() -> None:

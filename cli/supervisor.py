@@ -31,7 +31,7 @@ READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` in which Serve, engines and Ray must end
 SETTLED = 60.0  # seconds; a cluster that dies sooner is started again after a pause
 LONGEST_PAUSE = 30.0
-HEAD = ("gcs_server", "raylet")  # the processes of Ray's head: without them Ray replaces no process
+RAYLET = "raylet"  # the parent of Ray's other processes, which end with it
 SHORT_TEMP = re.compile(r"[A-Za-z0-9/._-]{1,16}")  # paths of Ray's sockets below it stay under 107; HAProxy reads them
 LINE = 1 << 20  # bytes
 
@@ -114,11 +114,10 @@ class ClusterProcess:
         self._send("ready")
 
     async def death(self) -> str:
-        """Wait until the child or a process of Ray's head has died; return a message that says which."""
+        """Wait until the child or the head's raylet has died; return a message that says which."""
         await self._ray_runs.wait()
-        found = {name: pid for pid, name in processes_of(self.folder).items() if name in HEAD}
-        watched = {f"Ray's {name}": found.get(name) for name in HEAD}
-        watched["the process that holds Ray"] = self._process.pid
+        raylet = next((pid for pid, name in processes_of(self.folder).items() if name == RAYLET), None)
+        watched = {"Ray's raylet": raylet, "the process that holds Ray": self._process.pid}
         waiting = {asyncio.create_task(until_ended(pid)): name for name, pid in watched.items()}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -50,6 +50,7 @@ SERVE_MODE = {
     "RAY_health_check_timeout_ms": "3000",
 }
 RAY_FOLDER = "ray"  # Ray's files, inside the cluster's folder
+GCS_FOLDER = "gcs"  # what Ray's head knows of its cluster, in the same folder, so that it may be restarted
 REPLICA_PORTS = 64  # consecutive ports for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
@@ -73,6 +74,8 @@ def prepared_environment(folder: Path, settings: Settings, connections: int) -> 
         else:
             program = str(_write_program(folder, settings))
             return SERVE_MODE | _outside_ray() | places | {
+                "RAY_gcs_storage": "rocksdb",
+                "RAY_gcs_storage_path": str(folder / GCS_FOLDER),
                 "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
                 BINARY_PATH: program,
             }, guard

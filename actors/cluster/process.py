@@ -32,7 +32,7 @@ from actors.engine_build import engine_settings, layout_of
 from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
-from actors.ray_private import set_replicas, use_small_head
+from actors.ray_private import keep_gcs, set_replicas, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import daemon_thread, start_thread
 from services.errors import OrcaError
@@ -87,21 +87,24 @@ class Pipe:
 def main() -> None:
     pipe, folder = Pipe(int(sys.argv[1])), Path(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopping = threading.Event()
     with contextlib.suppress(KeyboardInterrupt):
         with pipe.reporting():
             settings = load(**pipe.receive())
             configure(settings, "cluster")
         try:
             with pipe.reporting():  # before Ray is stopped, whose end would otherwise be reported as the cause
-                _serve(pipe, settings, folder)
+                _serve(pipe, settings, folder, stopping)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            stopping.set()
             _stop(settings, folder)
 
 
-def _serve(pipe: Pipe, settings: Settings, folder: Path) -> NoReturn:
-    """Start the cluster and keep it until a signal ends this process."""
+def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Event) -> NoReturn:
+    """Start the cluster and keep it until a signal ends this process, which then sets `stopping`."""
     _start_ray(settings, folder)
+    start_thread(lambda: keep_gcs(stopping), "gcs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
     pipe.send(at="ray")
     received = pipe.receive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -94,8 +95,15 @@ def running(
             _until_up(port)
         yield port
     finally:
-        process.kill()
-        process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill an HAProxy, and before it the watcher, which would start another one."""
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 def _answers(admin: Path) -> bool:

@@ -18,15 +18,20 @@ import ray
 from haproxy_process import serve_config
 
 from actors import ray_private
-from actors.cluster.environment import SERVE_MODE, haproxy_environment
+from actors.cluster.environment import SERVE_MODE, haproxy_environment, prepared_environment
 from actors.haproxy import BINARY_PATH, patch_config
 from load.server import ROOT, free_port
+from services.settings.settings import Settings
 
 PRIVATE = {  # the parameters, of functions
     "ray._private.node.Node": None,
     "ray._private.node.Node.start_api_server": ["self", "include_dashboard", "raise_on_failure"],
     "ray._private.node.Node.start_raylet": None,
+    "ray._private.node.Node.kill_gcs_server": ["self", "check_alive"],
+    "ray._private.node.Node.start_gcs_server": ["self"],
+    "ray._private.ray_constants.PROCESS_TYPE_GCS_SERVER": None,
     "ray._private.services.start_ray_process": None,
+    "ray._private.worker._global_node": None,
     "ray._raylet.persist_port": None,
     **{f"ray._raylet.{port}_PORT_NAME": None for port in ray_private.PORTS},
     "ray._common.tls_utils.add_port_to_grpc_server": ["server", "address"],
@@ -85,7 +90,11 @@ def test_ray_still_reads_the_variables_of_a_cluster(tmp_path: Path) -> None:
         own = name.removeprefix("RAY_").encode() + b"\0"
         return f'"{name}"' in sources or own in raylet or own in gcs
 
-    assert [name for name in (SERVE_MODE | haproxy_environment(tmp_path)) if not is_read(name)] == []
+    environment, guard = prepared_environment(tmp_path, Settings(), 1000)
+    guard.close()
+    names = [name for name in environment if name.startswith("RAY_")]
+    assert set(names) > set(SERVE_MODE)
+    assert [name for name in names if not is_read(name)] == []
 
 
 def test_serves_configuration_of_haproxy_still_has_the_lines_that_are_changed(tmp_path: Path) -> None:

@@ -248,11 +248,32 @@ def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
     assert server.metrics()["orca:engine_losses_total"] == losses + 3
 
 
-@pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.chaos)])
-def test_the_death_of_rays_head(server: OrcaServer, name: str) -> None:
-    request, deaths = Request(name), sum("ready again" in line for line in server.lines)
+def test_a_stream_goes_on_while_rays_gcs_dies_and_its_next_one_knows_the_cluster(server: OrcaServer) -> None:
+    with_spare(server)
+    (gcs,), (gateway,) = server.cluster("gcs_server"), server.pids(GATEWAY)
+    Request("gcs_server").stream(server, lambda: kill([gcs]))  # raises if the connection breaks
+    wait_until(lambda: server.cluster("gcs_server") not in ([], [gcs]))
+    kill([gateway])
+    wait_until(lambda: server.pids(GATEWAY) not in ([], [gateway]))
+    Request("after gcs_server").again(server)
+
+
+@pytest.mark.chaos
+def test_a_gcs_that_dies_again_at_once_is_replaced_with_its_cluster(server: OrcaServer) -> None:
+    deaths = sum("ready again" in line for line in server.lines)
+    first = server.cluster("gcs_server")
+    kill(first)
+    wait_until(lambda: server.cluster("gcs_server") not in ([], first))
+    kill(server.cluster("gcs_server"))
+    server.until("ready again", deaths + 1)
+    Request("twice").again(server)
+
+
+@pytest.mark.chaos
+def test_the_death_of_rays_raylet(server: OrcaServer) -> None:
+    request, deaths = Request("raylet"), sum("ready again" in line for line in server.lines)
     pool = server.pool_server()
-    before = request.broken_by(server, lambda: kill(server.cluster(name)))
+    before = request.broken_by(server, lambda: kill(server.cluster("raylet")))
     after = request.again(server)
     assert after[: len(before)] == before
     server.until("ready again", deaths + 1)
