@@ -252,9 +252,9 @@ async def _share_memory(name: str, spare: ActorHandle[Any], timeout: float) -> N
     try:
         async with asyncio.timeout(timeout):
             if loaded := await asyncio.to_thread(find_engine, name):
-                path: str = await loaded.memory.remote()
+                path, warm_up_seconds = await loaded.memory.remote()
                 if path:
-                    await spare.hold.remote(path)
+                    await spare.hold.remote(path, warm_up_seconds)
     except (TimeoutError, ray.exceptions.RayError) as error:
         log.warning("the spare of %s does not share its memory: %s", name, error)
 

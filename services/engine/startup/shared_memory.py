@@ -13,7 +13,6 @@ follows, and the pickle, of which the header has a digest.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import io
@@ -72,15 +71,21 @@ class SharedMemory:
         """A path that opens the memory while this process lives; empty if it holds none."""
         return "" if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    def hold(self, path: str) -> None:
-        """Hold the memory at `path` instead of the one before. If its process has just ended, that one is kept: what
-        its names stand for is still in it.
+    def hold(self, path: str) -> bool:
+        """Hold the memory at `path` instead of the one before, and return whether it is another one. If its process has
+        just ended, the one before is kept: what its names stand for is still in it.
 
         Raises PermissionError if this process may not."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self.release()
-            self._descriptor = descriptor
+        except FileNotFoundError:
+            return False
+        if self._descriptor is not None and os.path.sameopenfile(descriptor, self._descriptor):
+            os.close(descriptor)
+            return False
+        self.release()
+        self._descriptor = descriptor
+        return True
 
     def release(self) -> None:
         """Hold no memory. Tensors in it stay valid."""
