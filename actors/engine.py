@@ -35,6 +35,7 @@ from services.models.replaced import resolve_replaced
 from services.settings.sources import load
 from services.wire import pack, unpack
 
+END_TIMEOUT = 5.0  # seconds in which a process that was killed must be gone
 ORPHANED_AFTER = 60  # seconds without a call from an owner
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,16 @@ class ServeReply:
     warm_up_seconds: float  # that it took
     block_names: dict[int, bytes]  # of the full blocks that earlier owners have left (see `BlockNames`)
     door: Door  # where the owner connects
+
+
+def _gone(mark: str) -> bool:
+    """Whether the process with this mark, which was just killed, ends in time."""
+    until = time.monotonic() + END_TIMEOUT
+    while is_marked(mark):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _number(epoch: str) -> int:
@@ -262,9 +273,12 @@ class EngineActor:
         from services.engine.engine import Engine
 
         prepared, self._prepared = self._prepared, None
-        if is_marked(self._other_mark):  # it is stopped, and may write when it goes on
-            self._memory.release()
-        elif prepared:
+        if is_marked(self._other_mark):  # it does not answer, and may write when it goes on
+            log.warning("the other process does not answer, and is killed")
+            if not (self._memory.kill_maker() and _gone(self._other_mark)):
+                self._memory.release()
+                prepared = None
+        if prepared:
             engine, self._warm_up = prepared
             engine.recall()
             return engine

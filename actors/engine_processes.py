@@ -98,6 +98,8 @@ class EngineProcesses:
             await asyncio.to_thread(remove_engine, self._index)
             found = await self._ask_all()
         ranks = _preferred(found)
+        if any(not status.epoch and status.other_loaded for status, _ in ranks):
+            await check_owner()  # a spare that takes over kills the process with weights, which does not answer
         loaded = [process for process in ranks if process.status.epoch]
         if 0 < len(loaded) < len(ranks):
             await check_owner()

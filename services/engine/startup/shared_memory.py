@@ -13,6 +13,7 @@ follows, and the pickle, of which the header has a digest.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -20,6 +21,7 @@ import logging
 import math
 import os
 import pickle
+import signal
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +65,7 @@ class SharedMemory:
         """Memory of a process of another `build` is never used."""
         self._build = build
         self._descriptor: int | None = None
+        self._maker: int | None = None  # a pidfd of the other process, whose memory it is
         self._regions: list[_Region] = []
         self._places: dict[int, int] = {}  # by address: where a storage that `zeros` made begins
 
@@ -85,13 +88,26 @@ class SharedMemory:
             return False
         self.release()
         self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # its process has just ended
+            self._maker = os.pidfd_open(int(path.split("/")[2]))
+        return True
+
+    def kill_maker(self) -> bool:
+        """Kill the other process whose memory this is. Returns whether it lived. It leaves what any death leaves."""
+        if self._maker is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._maker, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
         return True
 
     def release(self) -> None:
         """Hold no memory. Tensors in it stay valid."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
+        for descriptor in (self._descriptor, self._maker):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptor = self._maker = None
         self._regions.clear()
         self._places.clear()
 
