@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import ray
@@ -34,6 +35,7 @@ from services.models.replaced import resolve_replaced
 from services.settings.sources import load
 from services.wire import pack, unpack
 
+END_TIMEOUT = 5.0  # seconds in which a process that was killed must be gone
 ORPHANED_AFTER = 60  # seconds without a call from an owner
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,16 @@ class ServeReply:
     door: Door  # where the owner connects
 
 
+def _gone(mark: str) -> bool:
+    """Whether the process with this mark, which was just killed, ends in time."""
+    until = time.monotonic() + END_TIMEOUT
+    while is_marked(mark):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _number(epoch: str) -> int:
     """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
@@ -79,8 +91,8 @@ def _number(epoch: str) -> int:
 class EngineActor:
     """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    Iterations come over a channel. They, `serve` and `drop` run one after the other, in the thread of the engine.
-    `hold` runs between calls of `serve` and `drop`; the other methods run beside them. After `serve` has returned, no
+    Iterations come over a channel. They, `serve`, `drop` and `hold` run one after the other, in the thread of the
+    engine. The other methods run beside them. After `serve` has returned, no
     iteration of an earlier epoch runs or writes: one that ran has ended, and later ones are refused.
     """
 
@@ -110,6 +122,7 @@ class EngineActor:
         self._engine: Any = None
         self._memory: Any = None  # SharedMemory: its own, or as a spare the other process's; None for a null engine
         self._warm_up: WarmUp | None = None
+        self._prepared: tuple[Any, WarmUp] | None = None  # an engine in the memory that a spare holds
         self._epoch: str | None = None
         self._expected = 0  # number of the latest epoch under which an owner wants to attach
         self._meeting: Any = None
@@ -153,14 +166,17 @@ class EngineActor:
         self._expected = max(self._expected, _number(epoch))
 
     @ray.method(concurrency_group="control")
-    def memory(self) -> str:
-        """A path on this node to the memory of a loaded process; empty if it shares none."""
-        return self._memory.path if self._memory and self._epoch else ""
+    def memory(self) -> tuple[str, float]:
+        """A path on this node to the memory of a loaded process, empty if it shares none; and the seconds of its
+        warm-up."""
+        warm_up = self._warm_up
+        path = self._memory.path if self._memory and self._epoch else ""
+        return path, warm_up.seconds if warm_up else inf
 
-    def hold(self, path: str) -> None:
-        """As a spare, hold the memory at `path` of the other process, so that it outlives that one."""
-        if self._memory and self._engine is None:
-            self._memory.hold(path)
+    def hold(self, path: str, warm_up_seconds: float) -> None:
+        """As a spare, hold the memory at `path` of the other process, so that it outlives that one, and prepare
+        everything to serve with it."""
+        self._server.call(lambda: self._hold(path, warm_up_seconds))
 
     def serve(self, epoch: str, meeting: str = "", far: bool = False) -> ServeReply:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
@@ -215,6 +231,21 @@ class EngineActor:
         result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
         return pack(result)
 
+    def _hold(self, path: str, warm_up_seconds: float) -> None:
+        if self._engine is not None or not self._memory or not self._memory.hold(path):
+            return
+        self._prepared = None
+        from services.engine.engine import Engine
+
+        try:
+            if engine := Engine.adopt(self._folder, self._settings, self._layout.rank, self._memory):
+                warm_up = WarmUp(engine, self._settings.deadly_token, warm_up_seconds)
+                if self._layout.size == 1:
+                    warm_up.run()  # maps the weights, too; the blocks that it writes are the engine's own
+                self._prepared = engine, warm_up
+        except Exception:
+            log.exception("this spare cannot prepare itself; it loads when it is needed")
+
     def _drop(self, epoch: str) -> None:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
@@ -241,9 +272,17 @@ class EngineActor:
             return NullEngine.load(self._folder, self._settings)
         from services.engine.engine import Engine
 
+        prepared, self._prepared = self._prepared, None
+        if is_marked(self._other_mark):  # it does not answer, and may write when it goes on
+            log.warning("the other process does not answer, and is killed")
+            if not (self._memory.kill_maker() and _gone(self._other_mark)):
+                self._memory.release()
+                prepared = None
+        if prepared:
+            engine, self._warm_up = prepared
+            engine.recall()
+            return engine
         self._check_weights()
-        if is_marked(self._other_mark):  # it is stopped, and may write when it goes on
-            self._memory.release()
         engine = Engine.load(self._folder, self._settings, self._layout.rank, memory=self._memory)
         self._check_weights()  # the files may have been replaced while they were read
         return engine

@@ -19,9 +19,9 @@ from ray.actor import ActorHandle
 
 from actors.channel import Answer, Door, EngineChannel, Order, framed
 from actors.engine import EngineStatus, ServeReply
-from actors.liveness import watch
+from actors.liveness import stopped, watch
 from services.engine.batch.block_names import common
-from services.errors import EngineLost, ModelError, StaleEpoch
+from services.errors import EngineLost, EngineStuck, ModelError, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -54,7 +54,8 @@ class Attachment:
 
 
 class EngineClient:
-    """Sends iterations to the processes of an engine, one per rank, and knows within milliseconds when one has died.
+    """Sends iterations to the processes of an engine, one per rank. It knows within milliseconds when one has died, and
+    within a second when one on its node is stopped.
 
     Ray needs one to two seconds to report a death, and starts another process under the same actor. A client belongs to
     the processes for which it was made: it is over when the first of them dies, and `dead` is done then. After the
@@ -70,6 +71,8 @@ class EngineClient:
         self._deaths = [asyncio.create_task(watch(status.lifeline, node)) for status in self.statuses]
         self.dead = asyncio.create_task(_first_of(self._deaths))
         self.dead.add_done_callback(self._on_death)
+        here = [status.pid for status in self.statuses if status.node == node]  # those of other nodes cannot be seen
+        self.stopped = asyncio.create_task(stopped(here))
         self._sampler = sampler
         self._node = node
         self._channels = [EngineChannel(partial(self._on_answer, rank), self._on_close) for rank in range(len(ranks))]
@@ -112,9 +115,12 @@ class EngineClient:
         serving: asyncio.Future[list[ServeReply]] = asyncio.ensure_future(self._attach(epoch))
         silence: asyncio.Future[Any] = asyncio.create_task(self._wait_for_silence())
         try:
-            await asyncio.wait({serving, silence}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            waiting = {serving, silence, self.stopped}
+            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 replies = serving.result()
+            elif self.stopped.done():
+                raise EngineStuck(f"engine process {self.stopped.result()} is stopped")
             elif silence.done():
                 raise EngineLost(f"an engine did not answer for {SILENCE:.0f} s")
             else:
@@ -251,7 +257,7 @@ class EngineClient:
         self._fail(EngineLost("the connection to the engine is closed"))
         for channel in self._channels:
             channel.close()
-        for task in (self.dead, *self._deaths):
+        for task in (self.dead, self.stopped, *self._deaths):
             task.cancel()
 
 

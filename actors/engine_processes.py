@@ -98,6 +98,8 @@ class EngineProcesses:
             await asyncio.to_thread(remove_engine, self._index)
             found = await self._ask_all()
         ranks = _preferred(found)
+        if any(not status.epoch and status.other_loaded for status, _ in ranks):
+            await check_owner()  # a spare that takes over kills the process with weights, which does not answer
         loaded = [process for process in ranks if process.status.epoch]
         if 0 < len(loaded) < len(ranks):
             await check_owner()
@@ -252,9 +254,9 @@ async def _share_memory(name: str, spare: ActorHandle[Any], timeout: float) -> N
     try:
         async with asyncio.timeout(timeout):
             if loaded := await asyncio.to_thread(find_engine, name):
-                path: str = await loaded.memory.remote()
+                path, warm_up_seconds = await loaded.memory.remote()
                 if path:
-                    await spare.hold.remote(path)
+                    await spare.hold.remote(path, warm_up_seconds)
     except (TimeoutError, ray.exceptions.RayError) as error:
         log.warning("the spare of %s does not share its memory: %s", name, error)
 

@@ -1,10 +1,12 @@
-"""Signs of a process that the kernel takes back when the process ends, whatever ends it: Lifeline and WeightsMark.
+"""Signs of a process that come from the kernel, whatever the process does: Lifeline, WeightsMark and `stopped`.
 
 - A **lifeline** shows on every node whether the process lives. A process that must learn of another's death connects
   to its lifeline; the kernel closes the connection within milliseconds of the death. A process that is stopped or busy
   keeps it open.
 - A **mark** shows on the same node whether the process has the weights of its rank. The two engine processes of a rank
   are on one node, so the spare knows at once whether the process with the weights is dead or only does not answer.
+- Whether a process **is stopped**, by SIGSTOP or a debugger, shows on the same node in /proc. A process that is slow,
+  that waits for a disk or that gets no processor is not stopped, so no load of the machine is taken for it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ import contextlib
 import selectors
 import socket
 import time
+from collections.abc import Collection
+from pathlib import Path
 
 from services.background import start_thread
 
 RETRY_INTERVAL = 1.0  # seconds between tries to reach a lifeline on another node
+LOOK = 0.25  # seconds between looks at whether a process is stopped
+LOOKS = 4  # times in a row that it must be
 SILENT_NODE = 3  # seconds without an answer after which a node counts as lost
 
 
@@ -88,6 +94,29 @@ async def watch(address: str, node: str) -> None:
         return  # the connection was reset
     finally:
         writer.close()
+
+
+async def stopped(pids: Collection[int]) -> int:
+    """Return when one of these processes of this machine is stopped, and has been for longer than a tool stops it
+    that only looks at it.
+
+    Looks are counted, not the time: when this process was stopped together with the other one and goes on, the other
+    one has time to go on too.
+    """
+    looks = dict.fromkeys(pids, 0)
+    while True:
+        await asyncio.sleep(LOOK)
+        for pid in pids:
+            looks[pid] = looks[pid] + 1 if _is_stopped(pid) else 0
+            if looks[pid] == LOOKS:
+                return pid
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith(("T", "t"))
+    except OSError:  # it is dead
+        return False
 
 
 def enable_keepalive(connection: socket.socket) -> None:

@@ -25,6 +25,7 @@ from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
 from services.errors import (
     EngineLost,
+    EngineStuck,
     LaterEpoch,
     ModelError,
     NotWanted,
@@ -43,7 +44,7 @@ from services.loop.observers import Observer
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
-from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling import CostModel, RequestLevelScheduler, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables
 from services.tracing.tenures import TenureTraces
@@ -65,7 +66,8 @@ class SchedulerContext:
     model: ModelInfo
     text: TextTables
     counters: Counters
-    cost: IterationCost  # what has been measured of the speed of its engines
+    bounds: IterationCost  # how long an iteration of its engines takes at most, as far as it has been measured
+    cost: CostModel  # and on average
     owner: str  # the name of this process as the owner of a seat
     node: str  # the address of the node of this process
     lifeline: Lifeline  # watched by the spares
@@ -129,6 +131,8 @@ class Ownership:
         except StaleEpoch as error:
             log.warning("lost seat %s: %s", self._seat.name, error)
         except EngineLost as error:
+            if isinstance(error, EngineStuck):
+                self._context.counters.inc("orca:engine_stuck", engine=str(self._seat.index))
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(RETRY_PAUSE)
         except ModelError as error:  # only the operator can resolve this
@@ -199,8 +203,8 @@ class Ownership:
 
     async def _open_client(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""
-        epoch, cost = self._seat.epoch, self._context.cost
-        self._client, attachment = await self._engine.open_client(epoch, self._check_owner, cost)
+        epoch, bounds = self._seat.epoch, self._context.bounds
+        self._client, attachment = await self._engine.open_client(epoch, self._check_owner, bounds)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
         return attachment
 
@@ -215,6 +219,7 @@ class Ownership:
             eos_token_ids=self._context.model.eos_token_ids,
             text=self._context.text,
             warm_up=attachment.warm_up,
+            cost=self._context.cost,
             cached_blocks=attachment.cached_blocks,
         )
         clock, tracer = RealClock(), self._context.tracer
@@ -231,12 +236,13 @@ class Ownership:
             settings.constants.lease,
             attachment.figures,
             self._context.counters,
-            self._context.cost,
+            self._context.bounds,
             self._gauges,
             observers,
             settings.drain_timeout,
         )
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
+        client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
         spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
@@ -253,6 +259,10 @@ class Ownership:
         if not dead.cancelled():
             self._engine_died_at = time.time()
             loop.lose(EngineLost("the engine process died"))
+
+    def _on_engine_stop(self, loop: EngineLoop, stopped: asyncio.Task[int]) -> None:
+        if not stopped.cancelled():
+            loop.lose(EngineStuck(f"engine process {stopped.result()} is stopped"))
 
     async def _lose_engine(self, error: EngineLost) -> float:
         """Kill what is left of the engine; return when its death was noticed. Only the owner of the seat may kill: a

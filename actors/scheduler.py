@@ -28,6 +28,7 @@ from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
 from services.pool.pool import RequestPool
+from services.scheduling import CostModel
 from services.settings.sources import load
 from services.text import TextTables
 from services.tracing.tracer import open_tracer
@@ -95,15 +96,18 @@ class SchedulerReplica:
         self._pools = [shard.pool for shard in open_shards(settings, model)]
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
-        cost = IterationCost()
+        bounds, cost = IterationCost(), CostModel()
         engine_lost_at: float | None = None
         announcing = start(keep_running(partial(self._announce, cluster)), "the configuration")
         await self._announced.wait()
         try:
             while not self._draining:
-                seat = await take_seat(self._pools, cluster, lambda: self._engines, owner, settings.constants.lease)
+                lease, engines = settings.constants.lease, lambda: self._engines
+                seat = await take_seat(self._pools, cluster, engines, owner, lease, counters)
                 pool = self._pools[seat.shard]
-                context = SchedulerContext(settings, pool, model, text, counters, cost, owner, node, lifeline, tracer)
+                context = SchedulerContext(
+                    settings, pool, model, text, counters, bounds, cost, owner, node, lifeline, tracer
+                )
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
                 engine_lost_at = await self._own(self._ownership, seat, cluster)

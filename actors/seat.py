@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.liveness import watch
+from actors.liveness import stopped, watch
 from services.errors import NotWanted, PoolUnavailable, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room
+from services.metrics import Counters
 from services.seats import ClusterSeats, SeatGrant
 
 log = logging.getLogger(__name__)
@@ -51,7 +55,12 @@ class Exchanges(Protocol):
 
 
 async def take_seat(
-    pools: Sequence[Acquires], cluster: str, engines: Callable[[], int], owner: str, lease: float
+    pools: Sequence[Acquires],
+    cluster: str,
+    engines: Callable[[], int],
+    owner: str,
+    lease: float,
+    counters: Counters | None = None,
 ) -> Seat:
     """Take a free seat of this cluster: one of those that it is to have, which are dealt to the pools in turn, or a
     surplus one, whose engine has to be removed. While all are held, or the servers of their pools are away, the caller
@@ -60,9 +69,9 @@ async def take_seat(
     `engines` returns the configured number of engines, which counts while the pool has no other. A seat is free when
     its owner has released it, when its lease (seconds) has expired, or as soon as the owner's process is dead. `owner`
     is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its lifeline shows its death at
-    once.
+    once. An owner on this node that is stopped is killed, which `counters` count.
     """
-    holders = [SeatHolders(node=owner.rpartition(":")[0]) for _ in pools]
+    holders = [SeatHolders(owner.rpartition(":")[0], counters) for _ in pools]
     try:
         while True:
             reached: list[SeatHolders] = []
@@ -113,8 +122,8 @@ async def _may_have(pools: Sequence[Acquires], cluster: str, engines: int, index
 class SeatHolders:
     """Watches the processes that hold the seats of a pool for which a spare on the node `node` waits."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self, node: str, counters: Counters | None = None) -> None:
+        self._node, self._counters = node, counters or Counters()
         self._watches: dict[str, tuple[str, asyncio.Task[None]]] = {}  # seat -> epoch, task that ends with its holder
 
     def watch(self, seat: str, grant: SeatGrant) -> None:
@@ -123,9 +132,8 @@ class SeatHolders:
             return
         if death:
             death.cancel()
-        address = grant.owner.rpartition("/")[0]
-        assert address, f"owner {grant.owner!r} has no lifeline"
-        self._watches[seat] = grant.epoch, asyncio.create_task(watch(address, self._node))
+        assert "/" in grant.owner, f"owner {grant.owner!r} has no lifeline"
+        self._watches[seat] = grant.epoch, asyncio.create_task(self._death(grant.owner))
 
     def keep(self, seats: Iterable[str]) -> None:
         """Stop watching the holders of all other seats."""
@@ -137,6 +145,23 @@ class SeatHolders:
         """The epoch of the seat's holder if the holder is dead, else None."""
         epoch, death = self._watches.get(seat, ("", None))
         return epoch if death and death.done() else None
+
+    async def _death(self, owner: str) -> None:
+        """Return when this process is dead. If it is stopped, kill it: it could not give up the seat by itself."""
+        address, _, pid = owner.rpartition("/")
+        dead = asyncio.create_task(watch(address, self._node))
+        still = asyncio.create_task(stopped([int(pid)] if address.rpartition(":")[0] == self._node else []))
+        try:
+            await asyncio.wait({dead, still}, return_when=asyncio.FIRST_COMPLETED)
+            if not dead.done():  # so its pid is still its own
+                log.warning("killing scheduler process %s, which is stopped", pid)
+                self._counters.inc("orca:scheduler_stuck")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            await dead
+        finally:
+            dead.cancel()
+            still.cancel()
 
     @property
     def deaths(self) -> list[asyncio.Task[None]]:

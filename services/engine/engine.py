@@ -60,13 +60,12 @@ class Engine:
         self._scorer = PromptScorer(decoder, figures.vocab_size, sampler.search)
         self._cache = cache
         self._pages = pages
-        record = BlockRecord(cache.record.numpy())
-        self._requests = RequestStates(figures.block_size, record.unknown())
-        self._names = BlockNames(figures.block_size, record)
+        self._record = BlockRecord(cache.record.numpy())
         self._deadly = deadly
         self._epoch: str | None = None
         self._links: Links | None = None
         self._unknown: dict[int, list[RequestState]] = {}  # by step: requests that another rank samples for
+        self.recall()
 
     @classmethod
     def load(
@@ -84,6 +83,29 @@ class Engine:
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
+        engine = cls._make(folder, settings, rank, tensors, memory, adopts_only=False)
+        assert engine
+        return engine
+
+    @classmethod
+    def adopt(cls, folder: Path, settings: EngineSettings, rank: int, memory: SharedMemory) -> Engine | None:
+        """The engine whose weights and KV cache another process of the same rank has put into `memory`; None if there
+        are none. That process may go on; after its end, and before the first request, `recall` must be called. Until
+        then only the reserved blocks may be written.
+        """
+        return cls._make(folder, settings, rank, None, memory, adopts_only=True)
+
+    @classmethod
+    def _make(
+        cls,
+        folder: Path,
+        settings: EngineSettings,
+        rank: int,
+        tensors: Tensors | None,
+        memory: SharedMemory | None,
+        adopts_only: bool,
+    ) -> Engine | None:
+        """See `load` and `adopt`."""
         devices.set_threads(settings)
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
@@ -95,9 +117,14 @@ class Engine:
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
         if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            contents = _share(memory, f"{identity} {torch.get_num_threads()} threads", load, make)
+            identity = f"{identity} {torch.get_num_threads()} threads"
+            contents = memory.restore(identity)
+            if not contents and not adopts_only:
+                contents = _share(memory, identity, load, make)
         else:
             contents = None
+        if not contents and adopts_only:
+            return None
         if contents:
             decoder, cache = contents
             pages = BlockPages([*cache.keys, *cache.values])
@@ -138,6 +165,11 @@ class Engine:
     def warm_up_blocks(self) -> list[int]:
         """Blocks that no user's request gets. The warm-up uses them, since the next owner may use what others hold."""
         return self._cache.reserved_blocks
+
+    def recall(self) -> None:
+        """Learn anew what is in the blocks, which another process may have written until now. Forgets all requests."""
+        self._requests = RequestStates(self.figures.block_size, self._record.unknown())
+        self._names = BlockNames(self.figures.block_size, self._record)
 
     def reset(self, epoch: str) -> None:
         """Forget all requests, and keep the full blocks. From now on only iterations of `epoch` run."""
@@ -234,9 +266,7 @@ class Engine:
 def _share(
     memory: SharedMemory, identity: str, load: Callable[[Allocate], Decoder], make: Callable[..., KVCache]
 ) -> Contents | None:
-    """What is in the memory, or is put there now. None, and an empty memory, if that cannot be done."""
-    if found := memory.restore(identity):
-        return found
+    """What is put into the memory now. None, and an empty memory, if that cannot be done."""
     if huge_pages.available():
         try:
             return memory.fill(identity, load, make)

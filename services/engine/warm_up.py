@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from services.engine.settings import WARM_UP_TOKENS
@@ -40,21 +41,34 @@ class Warmth:
 
 
 class WarmUp:
-    """Warms up one loaded engine, for each of its owners. What requests have left in its blocks stays there."""
+    """Warms up one loaded engine, once for all its owners. What requests have left in its blocks stays there."""
 
-    def __init__(self, engine: Engine | NullEngine, deadly_token: int = -1) -> None:
+    def __init__(self, engine: Engine | NullEngine, deadly_token: int = -1, seconds: float = inf) -> None:
+        """`seconds`: what the iteration took in another process of the same engine, which may have been less busy."""
         self._engine = engine
         self._deadly_token = deadly_token
-        self._cold = True
+        self._seconds = seconds
+        self._warmth: Warmth | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the iteration took; infinite before."""
+        return self._warmth.seconds if self._warmth else inf
+
+    def run(self) -> Warmth:
+        """Run an iteration twice, unless this was done before: the first one compiles and reads from disk. Afterwards
+        the engine knows no request."""
+        if self._warmth is None:
+            one = iteration("", self._engine.warm_up_blocks, self._deadly_token)
+            self._run(one)
+            self._warmth = self._run(one)
+        return self._warmth
 
     def __call__(self, epoch: str) -> Warmth:
-        """Run an iteration; the first time run another one before it, which compiles and reads from disk. Afterwards
-        the engine serves `epoch` and knows no request."""
-        one = iteration(epoch, self._engine.warm_up_blocks, self._deadly_token)
-        if self._cold:
-            self._run(one)
-            self._cold = False
-        return self._run(one)
+        """What `run` has measured. Afterwards the engine serves `epoch` and knows no request."""
+        warmth = self.run()
+        self._engine.reset(epoch)
+        return replace(warmth, iteration=replace(warmth.iteration, epoch=epoch))
 
     def _run(self, one: Iteration) -> Warmth:
         self._engine.reset(one.epoch)
@@ -63,4 +77,4 @@ class WarmUp:
         seconds = time.perf_counter() - began
         self._engine.reset(one.epoch)
         packed = pack([result.tokens, result.logprobs, result.failed])
-        return Warmth(one, seconds, hashlib.sha256(packed).hexdigest()[:8])
+        return Warmth(one, min(seconds, self._seconds), hashlib.sha256(packed).hexdigest()[:8])

@@ -101,7 +101,7 @@ class EngineLoop:
         self._session.wake()
 
     def lose(self, error: EngineLost) -> None:
-        """Make `run` raise `error`, whether the engine is busy or idle, because the engine was seen to die."""
+        """Make `run` raise `error`, whether the engine is busy or idle: it was seen to die, or to be stopped."""
         if not self._engine_lost.done():
             self._engine_lost.set_exception(error)
 
@@ -110,10 +110,10 @@ class EngineLoop:
         under this epoch, and the next owner of the seat continues with its requests.
 
         Raises StaleEpoch if the seat has another owner. EngineLost if the engine died, EngineStuck if it lives but
-        finishes no iteration; everything that finished before is committed, and `in_flight` returns the requests that
-        it was lost with. SchedulerFault if the scheduler raised an exception; `requests` are those it may be about, and
-        nothing more was committed, because the state may be inconsistent. PoolFault if the pool's server answered with
-        a permanent error.
+        finishes no iteration, or is stopped; everything that finished before is committed, and `in_flight` returns the
+        requests that it was lost with. SchedulerFault if the scheduler raised an exception; `requests` are those it may
+        be about, and nothing more was committed, because the state may be inconsistent. PoolFault if the pool's server
+        answered with a permanent error.
         """
         try:
             while True:
@@ -133,7 +133,9 @@ class EngineLoop:
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
-        except EngineLost:
+        except EngineLost as error:
+            if isinstance(error, EngineStuck):
+                self._stats.stuck()
             self._left_by = None
             await self._commit_rest()
             self._left_by = Leaving.ENGINE_LOST
@@ -199,7 +201,6 @@ class EngineLoop:
             return
         pending.limit = self._cost.limit(pending.iteration)
         if self._clock.now() >= pending.started_at + pending.limit:
-            self._stats.stuck()
             raise EngineStuck(f"iteration {pending.iteration.step} is not done after {pending.limit:.0f} s")
 
     # --- the pool --------------------------------------------------------------------------------------------

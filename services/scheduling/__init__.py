@@ -1,8 +1,8 @@
 """Which requests run in each iteration, and when a request has ended. Plain Python without I/O."""
 
 from services.scheduling.block_pool import BlockPool
-from services.scheduling.cost_model import WarmUpTime
+from services.scheduling.cost_model import CostModel, WarmUpTime
 from services.scheduling.knobs import Knobs
 from services.scheduling.scheduler import RequestLevelScheduler, Scheduler
 
-__all__ = ["BlockPool", "Knobs", "RequestLevelScheduler", "Scheduler", "WarmUpTime"]
+__all__ = ["BlockPool", "CostModel", "Knobs", "RequestLevelScheduler", "Scheduler", "WarmUpTime"]

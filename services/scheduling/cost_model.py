@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 DECAY = 0.98  # factor of the weight of a size with each iteration of any size
 BLEND = 0.2  # weight of a new iteration in the mean of its size
-SMOOTH = 1e-6  # keeps the equations solvable if there are too few sizes
+# How much the fixed cost, that of a token and that of a pair are pulled towards 0, which keeps the equations solvable
+# if there are too few sizes. What these cannot tell apart is not the cost of pairs: else a token with a long context
+# would count like hundreds.
+SMOOTH = (1e-6, 1e-6, 1e-3)
 
 
 @dataclass(slots=True)
@@ -106,8 +109,7 @@ class CostModel:
 def _least_squares(rows: Sequence[tuple[float, Sequence[float], float]], free: Sequence[int]) -> list[float]:
     """Return the weights of the `free` features that minimise sum(w * (x . weights - y) ** 2).
 
-    Features are scaled to about 1 first. SMOOTH pulls each weight towards 0, so that the solution is unique even if all
-    rows are equal.
+    Features are scaled to about 1 first. SMOOTH makes the solution unique even if all rows are equal.
     """
     scale = [max(abs(x[i]) for _, x, _ in rows) or 1.0 for i in free]
     size = len(free)
@@ -121,7 +123,7 @@ def _least_squares(rows: Sequence[tuple[float, Sequence[float], float]], free: S
                 row[c] += wx * scaled[c]
             row[size] += wx * y
     for r in range(size):
-        matrix[r][r] += SMOOTH * (matrix[r][r] + 1e-12)
+        matrix[r][r] += SMOOTH[free[r]] * (matrix[r][r] + 1e-12)
     return [value / s for value, s in zip(_solve(matrix), scale, strict=True)]
 
 

@@ -51,12 +51,13 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         text: TextTables | None = None,
         warm_up: WarmUpTime | None = None,
+        cost: CostModel | None = None,
         now: Callable[[], float] = monotonic,
         cached_blocks: Mapping[int, bytes] | None = None,
     ) -> None:
-        """`text` may be None if no request has stop strings or stop token ids with text. `warm_up`: the speed of the
-        engine as far as it is known. `now` is the clock of TTFT targets, in seconds. `cached_blocks` are the names of
-        full blocks that the engine has from an earlier owner.
+        """`text` may be None if no request has stop strings or stop token ids with text. `cost` may have learned from
+        earlier iterations of such an engine; `warm_up` is what is known otherwise. `now` is the clock of TTFT targets,
+        in seconds. `cached_blocks` are the names of full blocks that the engine has from an earlier owner.
         """
         self.epoch = epoch
         self.knobs = knobs
@@ -65,8 +66,8 @@ class Scheduler:
         self._figures = figures
         self._rules = StopRules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
-        self._cost = CostModel()
-        if warm_up:
+        self._cost = cost or CostModel()
+        if warm_up and not self._cost.known:
             self._cost.warmed_up(warm_up)
         self._budget = Budget(knobs, self._cost)
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)

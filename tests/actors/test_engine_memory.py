@@ -16,6 +16,7 @@ from actors.engine_processes import EngineProcesses
 from services.engine.startup import huge_pages
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
+from services.models.pin import pin
 from services.settings.settings import Settings
 
 pytestmark = [
@@ -42,7 +43,7 @@ async def attach(engine: EngineProcesses, epoch: str) -> tuple[EngineClient, Att
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_the_spare_finds_the_blocks_of_a_process_that_is_dead(settings: Settings, stopped: bool) -> None:
-    """A process that is only stopped may write when it goes on, so the other one uses nothing of it."""
+    """One that is only stopped may write when it goes on, so the spare kills it first."""
     engine = seat(settings)
     client, _ = await attach(engine, "1:a")
     await client.start(iteration("1:a"))
@@ -52,4 +53,19 @@ async def test_the_spare_finds_the_blocks_of_a_process_that_is_dead(settings: Se
     if not stopped:
         await asyncio.wait_for(client.dead, WAIT)
     _, attachment = await attach(seat(settings), "2:b")
-    assert attachment.cached_blocks == ({} if stopped else {0: b"x"})
+    assert attachment.cached_blocks == {0: b"x"}
+    await asyncio.wait_for(client.dead, WAIT)
+
+
+async def test_the_spare_goes_on_with_the_weights_in_memory_when_the_files_have_changed(settings: Settings) -> None:
+    folder = Path(settings.model)
+    settings = settings.model_copy(update={"model": pin(settings.model, settings.cache_dir)})
+    engine = seat(settings)
+    client, first = await attach(engine, "1:a")
+    async with keeping_spare(engine, client, "1:a"):
+        (folder / "model.safetensors").write_bytes(b"")
+        os.kill(client.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(client.dead, WAIT)
+    second, attachment = await attach(seat(settings), "2:b")
+    assert attachment.figures == first.figures
+    assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_seats import WAIT, attach, keeping_spare, seat, status_of
+from engine_seats import WAIT, attach, seat, status_of
 from tiny_models import make_tiny_model
 
-from actors.placement import engine_names
+from actors.placement import engine_names, ensure_engine
 from services.errors import OtherWeights
 from services.models.pin import pin
 from services.settings.sources import load
@@ -25,13 +25,14 @@ pytestmark = [
 
 
 async def test_it_does_not_load_other_weights(tmp_path: Path) -> None:
-    """Neither process loads them, and both go on. The original weights are loaded when their files are restored."""
+    """Neither process loads them, and both go on; the spare holds no memory here. The original weights are loaded when
+    their files are restored."""
     folder = make_tiny_model(tmp_path / "model")
     settings = load(model=pin(str(folder), tmp_path / "cache"), device="cpu", dtype="float32", kv_blocks=64)
     engine = seat(settings)
     link = await attach(engine, "1:a")
-    async with keeping_spare(engine, link, "1:a"):
-        pass
+    await asyncio.to_thread(ensure_engine, settings, 0, 0, 1)
+    await status_of(engine_names(0)[1])
     weights = folder / "model.safetensors"
     old = weights.read_bytes()
     weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())

@@ -87,7 +87,7 @@ async def test_an_owner_in_a_pool_whose_clock_is_behind_gets_a_later_epoch(pool_
         owner="me",
         node=ray.util.get_node_ip_address(),
         counters=Counters(),
-        cost=IterationCost(),
+        bounds=IterationCost(),
         lifeline=SimpleNamespace(watchers=0),
     )
     taken = Seat("c/0", 0, grant.epoch)

@@ -7,13 +7,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from lifeline_process import HERE, LifelineProcess
 
-from actors.liveness import Lifeline, WeightsMark, is_marked, watch
+from actors.liveness import LOOK, LOOKS, Lifeline, WeightsMark, is_marked, stopped, watch
 from load.server import until
 
 MARK_PROGRAM = """
@@ -155,3 +155,31 @@ def test_a_name_that_is_taken_costs_nothing_but_the_mark(marked: subprocess.Pope
     second.set()
     second.clear()
     assert is_marked(name)
+
+
+async def test_a_process_that_is_stopped_is_found_among_those_that_work_and_sleep(
+    make_holder: Callable[[], LifelineProcess],
+) -> None:
+    sleeping, halted = make_holder().process, make_holder().process
+    working = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # noqa: ASYNC220
+    try:
+        looking = asyncio.create_task(stopped([sleeping.pid, working.pid, halted.pid]))
+        for _ in range(2 * LOOKS):  # a tool that stops a process for a moment only looks at it
+            halted.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(LOOK / 10)
+            halted.send_signal(signal.SIGCONT)
+            await asyncio.sleep(LOOK)
+        assert not looking.done()
+        halted.send_signal(signal.SIGSTOP)
+        assert await asyncio.wait_for(looking, 30) == halted.pid
+    finally:
+        working.kill()
+        working.wait()
+
+
+async def test_a_process_that_is_dead_is_not_stopped(holder: LifelineProcess) -> None:
+    holder.kill()
+    looking = asyncio.create_task(stopped([holder.process.pid]))
+    done, _ = await asyncio.wait({looking}, timeout=2 * LOOK * LOOKS)
+    assert not done
+    looking.cancel()

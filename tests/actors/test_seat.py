@@ -74,16 +74,31 @@ async def test_a_spare_that_comes_after_the_death_takes_the_seat_too(
     await asyncio.wait_for(spare(pool, 1, NEVER), 30)
 
 
-async def test_a_stopped_holder_keeps_its_seat_to_the_end_of_its_lease(
+async def test_a_spare_kills_a_holder_that_is_stopped_and_takes_its_seat(
     pool: RequestPool, holder: LifelineProcess
 ) -> None:
+    held = await pool.acquire("c/0", holder.owner, NEVER)
+    holder.process.send_signal(signal.SIGSTOP)
+    counters = Counters()
+    taking = take_seat([pool], "c", lambda: 1, f"{HERE}:1/1", NEVER, counters)
+    seat = await asyncio.wait_for(taking, 30)
+    assert seat.epoch != held.epoch
+    assert await asyncio.to_thread(holder.process.wait) == -signal.SIGKILL
+    assert counters.take() == {"orca:scheduler_stuck": 1.0}
+
+
+async def test_a_stopped_holder_on_another_node_keeps_its_seat_to_the_end_of_its_lease(
+    pool: RequestPool, holder: LifelineProcess
+) -> None:
+    """Its process id says nothing here."""
     lasting, ending = "c/0", "c/1"
     await pool.acquire(lasting, holder.owner, NEVER)
     held = await pool.acquire(ending, holder.owner, SHORT)
     holder.process.send_signal(signal.SIGSTOP)
-    seat = await asyncio.wait_for(spare(pool, 2, SHORT), 30)
+    seat = await asyncio.wait_for(spare(pool, 2, SHORT, "127.0.0.2:1/1"), 30)
     assert seat.name == ending
     assert seat.epoch != held.epoch
+    assert holder.process.poll() is None
 
 
 async def test_two_deaths_give_two_spares_a_seat_each(

@@ -78,7 +78,7 @@ async def test_tokens_are_those_of_one_process(
 async def test_a_rank_stands_still_and_the_scheduler_dies(
     server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
-    """The next owner does not wait for ranks that wait for the stopped one."""
+    """The next owner does not wait for ranks that wait for the stopped one. All that had weights are killed."""
     await until_spares(server)
     before, stopped = set(server.pids(ENGINE)), another_rank(server)
     made = server.metrics()["vllm:generation_tokens_total"]
@@ -86,14 +86,10 @@ async def test_a_rank_stands_still_and_the_scheduler_dies(
     await until_tokens(server, made + LENGTH)
     assert not under_way.done()
     os.kill(stopped, signal.SIGSTOP)
-    try:
-        os.kill(server.scheduler(), signal.SIGKILL)
-        run = await under_way
-        gone = before - set(server.pids(ENGINE))
-    finally:
-        os.kill(stopped, signal.SIGCONT)
+    os.kill(server.scheduler(), signal.SIGKILL)
+    run = await under_way
     assert run.outputs == expected * ROUNDS
-    assert len(gone) == len(before) // 2 - 1
+    assert len(before - set(server.pids(ENGINE))) == len(before) // 2
     await until_spares(server)
 
 
@@ -109,7 +105,7 @@ async def test_a_rank_is_killed_under_load(
 async def test_a_rank_stands_still_under_load(
     server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
-    """No connection closes: only the iteration that does not end shows the fault."""
+    """No connection closes."""
     await hurt_under_load(server, signal.SIGSTOP, first, many, expected)
 
 

@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import pickle
+import signal
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class SharedMemory:
         """Memory of a process of another `build` is never used."""
         self._build = build
         self._descriptor: int | None = None
+        self._maker: int | None = None  # a pidfd of the other process, whose memory it is
         self._regions: list[_Region] = []
         self._places: dict[int, int] = {}  # by address: where a storage that `zeros` made begins
 
@@ -72,21 +74,40 @@ class SharedMemory:
         """A path that opens the memory while this process lives; empty if it holds none."""
         return "" if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    def hold(self, path: str) -> None:
-        """Hold the memory at `path` instead of the one before. If its process has just ended, that one is kept: what
-        its names stand for is still in it.
+    def hold(self, path: str) -> bool:
+        """Hold the memory at `path` instead of the one before, and return whether it is another one. If its process has
+        just ended, the one before is kept: what its names stand for is still in it.
 
         Raises PermissionError if this process may not."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self.release()
-            self._descriptor = descriptor
+        except FileNotFoundError:
+            return False
+        if self._descriptor is not None and os.path.sameopenfile(descriptor, self._descriptor):
+            os.close(descriptor)
+            return False
+        self.release()
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # its process has just ended
+            self._maker = os.pidfd_open(int(path.split("/")[2]))
+        return True
+
+    def kill_maker(self) -> bool:
+        """Kill the other process whose memory this is. Returns whether it lived. It leaves what any death leaves."""
+        if self._maker is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._maker, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def release(self) -> None:
         """Hold no memory. Tensors in it stay valid."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
+        for descriptor in (self._descriptor, self._maker):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptor = self._maker = None
         self._regions.clear()
         self._places.clear()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import ClassVar
 
@@ -53,18 +54,30 @@ def test_a_null_engine_takes_it_too() -> None:
     assert (warmth.iteration.epoch, warmth.seconds >= 0) == ("e", True)
 
 
-def test_the_next_owner_of_a_warm_engine_waits_for_one_iteration() -> None:
+def test_no_owner_of_a_warm_engine_waits_for_an_iteration() -> None:
     class Counting(NullEngine):
         epochs: ClassVar[list[str]] = []
 
+        def reset(self, epoch: str) -> None:
+            super().reset(epoch)
+            self.epochs.append(epoch)
+
         def run(self, iteration: Iteration) -> IterationResult:
-            self.epochs.append(iteration.epoch)
+            self.epochs.append("run")
             return super().run(iteration)
 
     warm_up = WarmUp(Counting(EngineFigures("m", 100, 10, 4, 100, "null")))
-    for epoch in ("1:a", "2:b", "3:c"):
-        warm_up(epoch)
-    assert Counting.epochs == ["1:a", "1:a", "2:b", "3:c"]
+    measured = [warm_up(epoch) for epoch in ("1:a", "2:b", "3:c")]
+    assert Counting.epochs.count("run") == 2
+    assert Counting.epochs[-3:] == ["1:a", "2:b", "3:c"]
+    assert [warmth.iteration.epoch for warmth in measured] == ["1:a", "2:b", "3:c"]
+    assert len({(warmth.seconds, warmth.bits) for warmth in measured}) == 1
+
+
+def test_an_engine_is_as_fast_as_its_least_busy_process_was() -> None:
+    engine = NullEngine(EngineFigures("m", 100, 10, 4, 100, "null"))
+    assert WarmUp(engine).seconds == inf
+    assert WarmUp(engine, seconds=0.0)("e").seconds == 0.0
 
 
 def test_its_bits_are_those_of_the_model_on_any_engine(tiny_model: Callable[[str], Path], llama: Engine) -> None:

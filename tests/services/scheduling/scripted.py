@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
-from services.scheduling import Knobs, Scheduler, WarmUpTime
+from services.scheduling import CostModel, Knobs, Scheduler, WarmUpTime
 from services.text import TextTables
 
 EOS = 2
@@ -88,6 +88,7 @@ def scripted(
     now: Callable[[], float] = float,
     cached_blocks: Mapping[int, bytes] | None = None,
     warm_up: WarmUpTime | None = None,
+    cost: CostModel | None = None,
 ) -> Script:
     """Create a scheduler of `kind` with blocks of 4 tokens."""
     return Script(
@@ -98,6 +99,7 @@ def scripted(
             eos_token_ids=[EOS],
             text=text,
             warm_up=warm_up,
+            cost=cost,
             now=now,
             cached_blocks=cached_blocks,
         )

@@ -9,6 +9,7 @@ import pytest
 from services.messages import Claim, Iteration
 from services.scheduling import Knobs
 from services.scheduling.block_pool import BlockHashes
+from services.scheduling.cost_model import WarmUpTime
 from tests.services.scheduling.scripted import EOS, Script, claim, scripted
 
 TENANT = "t"
@@ -60,6 +61,17 @@ def test_an_iteration_in_flight_has_filled_nothing() -> None:
     assert selected(s).full_blocks == {}
     s.scheduler.update(s.result_of(first))
     assert list(selected(s).full_blocks) == first.new_blocks["a"][:2]
+
+
+def test_the_first_iteration_after_a_takeover_continues_all_requests() -> None:
+    """Of each only the last block is computed again, which costs little beside a long context. Of the engine's speed no
+    more is known than its warm-up."""
+    prompts = [[10 + number, *range(20, 80)] * 5 for number in range(8)]
+    cached = dict(enumerate(name for prompt in prompts for name in names_of(prompt)))
+    knobs = Knobs(8, prefix_caching=True, tbt_target=0.25, stretch_target=True)
+    s = scripted(blocks=2 * len(cached), length=400, knobs=knobs, cached_blocks=cached, warm_up=WarmUpTime(16, 0.03))
+    s.scheduler.add([of(f"{number}/0", number, prompt, output=(7, 8)) for number, prompt in enumerate(prompts)])
+    assert selected(s).scheduled == {f"{number}/0": 3 for number in range(8)}
 
 
 def test_blocks_of_a_request_that_ended_are_named() -> None:

@@ -196,6 +196,19 @@ def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
     assert chunks[1] > FIRST_GUESS
 
 
+def test_the_next_scheduler_of_a_process_knows_the_speed_of_its_engines() -> None:
+    knobs, cost = Knobs(8, tbt_target=0.25, stretch_target=True), CostModel()
+    chunks = []
+    for _ in range(2):
+        s = scripted(blocks=6000, length=20000, knobs=knobs, warm_up=WarmUpTime(16, 0.25), cost=cost)
+        s.scheduler.add([claim("a", 1, 15000, 2)])
+        for _ in range(20):
+            s.select()
+            chunks.append(s.batch["a"])
+            s.finish(elapsed=0.01 + 0.0005 * s.batch["a"])
+    assert chunks[20] > 10 * chunks[0]
+
+
 def test_both_bounds_hold() -> None:
     budget = Budget(Knobs(8, token_budget=10, tbt_target=1.0), known(0.01, 1e-4, 0.0))
     budget.add_decodes(4, 0)

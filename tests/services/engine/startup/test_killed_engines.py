@@ -25,6 +25,7 @@ from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
 from services.engine.startup import huge_pages
 from services.engine.startup.shared_memory import SharedMemory
+from services.engine.warm_up import WarmUp
 from services.messages import Claim, Iteration, NewRequest
 from services.scheduling.block_pool import BlockHashes
 
@@ -89,6 +90,29 @@ def test_blocks_of_killed_processes_contain_what_their_names_stand_for(
     owners = Owners(engine, lambda: engine.block_names, claims())
     owners.own("9:z", 20)
     assert [owners.outputs[job.id] for job in jobs] == [job.output for job in jobs]
+
+
+def test_a_spare_that_was_prepared_before_continues_with_what_was_written_since(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """Its preparation changes nothing for the process that serves."""
+    folder, first = tiny_model("llama"), SharedMemory("build")
+    expected = [Driver(Engine.load(folder, SETTINGS)).run([job])[0].output for job in seeded_jobs()]
+    assert Engine.adopt(folder, SETTINGS, 0, first) is None
+    serving = Engine.load(folder, SETTINGS, memory=first)
+    owners = Owners(serving, lambda: serving.block_names, claims())
+    owners.own("1:a", 3)
+    spare = Engine.adopt(folder, SETTINGS, 0, holding(first.path))
+    assert spare
+    assert WarmUp(spare).run().bits == WarmUp(serving).run().bits
+    owners.own("2:b", 3)
+    spare.recall()
+    assert spare.block_names == serving.block_names != {}
+    again = Owners(spare, lambda: spare.block_names, claims())
+    again.outputs, again.open = owners.outputs, owners.open
+    again.own("3:c", 20)
+    assert [again.outputs[claim.id] for claim in claims()] == expected
+    assert max(again.recomputed[0].values()) <= BLOCK
 
 
 def compare(job: Job, alone: Engine, engine: Engine, blocks: dict[bytes, int]) -> int:

@@ -168,13 +168,14 @@ def _huge(tensor: torch.Tensor) -> int:
 def test_a_memory_is_held_until_there_is_another(tiny_model: Callable[[str], Path]) -> None:
     """The other process may die after it has told where its memory is."""
     first, second = SharedMemory("build"), SharedMemory("build")
-    second.hold("/proc/self/fd/100000")
+    assert not second.hold("/proc/self/fd/100000")
     assert second.path == ""
     assert second.restore("any") is None
     Engine.load(tiny_model("llama"), SETTINGS, memory=first)
-    second.hold(first.path)
+    assert second.hold(first.path)
+    assert not second.hold(first.path)
     held = Path(second.path).stat().st_ino
-    second.hold("/proc/self/fd/100000")
+    assert not second.hold("/proc/self/fd/100000")
     assert Path(second.path).stat().st_ino == held
 
 
