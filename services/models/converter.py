@@ -118,10 +118,10 @@ def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from services.models.gguf_once import already_read
+    from services.models.gguf_once import already_read, without_pieces
     from services.models.gguf_weights import GgufWeights, write_weights
 
-    with already_read(fields, tensors):
+    with already_read(without_pieces(fields), tensors):
         config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
     config.dtype = dtype
     with torch.device("meta"):

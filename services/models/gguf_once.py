@@ -14,12 +14,24 @@ from typing import Any
 import gguf
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
+_TOKENS = "tokenizer.ggml.tokens"
+_PIECES = (_TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
+
 
 @contextlib.contextmanager
 def already_read(fields: Mapping[str, Any], tensors: Sequence[Any]) -> Iterator[None]:
     """Meanwhile, transformers gets these `fields` and `tensors` of GGUFReaders in place of reading a file."""
     with _replaced("GGUFReader", lambda _: SimpleNamespace(fields=fields, tensors=tensors)):
         yield
+
+
+def without_pieces(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the `fields` of a GGUFReader a config is made of: of the vocabulary, only how large it is. transformers
+    would parse each piece, score and merge, which takes seconds."""
+    kept = {name: field for name, field in fields.items() if not name.startswith(_PIECES)}
+    kinds, pieces = gguf.GGUFValueType, [0] * len(fields[_TOKENS].data)
+    kept[_TOKENS] = SimpleNamespace(parts=[(0,)], data=pieces, types=[kinds.ARRAY, kinds.UINT8])
+    return kept
 
 
 def names_of(model: Any, processor: TensorProcessor) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from services.errors import ModelError
@@ -303,14 +304,14 @@ class Vocabulary:
         unknown = self.named().get("unk")
         scores = self.metadata.get("ggml.scores") or [0.0] * len(self.pieces)
         plain = {p for p, kind in zip(self.pieces, self.kinds, strict=True) if kind in (Kind.NORMAL, Kind.UNUSED)}
-        merges = [
-            (-scores[id], id, piece[:cut], piece[cut:])
-            for piece, id in vocabulary.items()
+        pieces = [self.pieces[id] for id in np.argsort(-np.array(scores), kind="stable")]
+        pairs = [
+            (piece[:cut], piece[cut:])
+            for piece in pieces
             if piece in plain
             for cut in range(1, len(piece))
             if piece[:cut] in plain and piece[cut:] in plain
         ]
-        pairs = [(left, right) for _, _, left, right in sorted(merges)]
         tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
         prefix = bool(self.metadata.get("ggml.add_space_prefix", True))
         # each text behind a special token gets the space, too

@@ -16,7 +16,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from services.models.converter import convert_gguf
 from services.models.gguf_file import read_gguf
-from services.models.gguf_once import already_read, names_of
+from services.models.gguf_once import already_read, names_of, without_pieces
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,22 @@ def test_config_and_tokenizer_are_those_of_the_file(file: Path, tmp_path: Path) 
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "ours").iterdir()} == theirs
     assert {"config.json", "tokenizer.json"} <= theirs.keys()
+
+
+def test_a_config_needs_no_pieces(file: Path, tmp_path: Path) -> None:
+    reader = read_gguf(file)
+    with already_read(without_pieces(reader.fields), reader.tensors):
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    assert config.to_dict() == AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.ggml.tokens", "tokenizer.ggml.scores", "general.name", "llama.block_count"]
+)
+def test_fields_are_those_of_the_package(name: str, file: Path) -> None:
+    theirs, ours = gguf.GGUFReader(file).fields[name], read_gguf(file).fields[name]
+    assert (ours.contents(), ours.types, ours.offset) == (theirs.contents(), theirs.types, theirs.offset)
+    assert [ours.parts[i].tolist() for i in ours.data] == [theirs.parts[i].tolist() for i in theirs.data]
 
 
 @pytest.mark.parametrize(
