@@ -28,6 +28,7 @@ import torch
 from load.arguments import add_options, chosen, parser_of
 from load.bench import phases
 from load.bench.bench import Bench, Budget, PartResult
+from load.bench.drafts import drafts
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
@@ -95,10 +96,11 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "loop": (phases.loop, "200 iterations of 32 requests through the loop: the share inside the engine"),
     "graphs": (phases.graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
+    "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
 }
-OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler")
+OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler", "drafts")
 
 
 def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:

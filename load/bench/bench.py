@@ -63,13 +63,14 @@ class Bench:
         self, shape: str | None, options: Options, budget: Budget, scale: Scale = FULL, **settings: Any
     ) -> None:
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
+        self.options = options
         self._settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
         self.device = devices.choose_device(self._settings)
         self.dtype = devices.choose_dtype(self._settings, self.device)
         if self._on_cuda:
             self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
-        self._folder = None if shape else model_folder(options)
-        self.name = shape or (self._folder.name if self._folder else "")
+        self.folder = None if shape else model_folder(options)
+        self.name = shape or (self.folder.name if self.folder else "")
         self._engine: Engine | None = None
 
     @property
@@ -79,7 +80,7 @@ class Bench:
     @cached_property
     def config(self) -> Any:
         """transformers' config."""
-        return load_config(self._folder) if self._folder else self.plan.config()
+        return load_config(self.folder) if self.folder else self.plan.config()
 
     @property
     def device_name(self) -> str:
@@ -91,7 +92,7 @@ class Bench:
             if self._on_cuda:
                 _ = self.rates  # need memory that the engine would take
                 self.release()  # memory that other parts had counts as free only then
-            self._engine = load_as_served(self._folder, self._settings) if self._folder else self._load_random()
+            self._engine = load_as_served(self.folder, self._settings) if self.folder else self._load_random()
         return self._engine
 
     def _load_random(self) -> Engine:

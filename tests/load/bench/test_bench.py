@@ -27,7 +27,16 @@ from services.messages import EngineFigures, Iteration, NewRequest
 from services.requests import SamplingParams
 
 CPU = torch.device("cpu")
-SHORT = Scale(window=0.0001, budget=0.0, row_counts=(1, 32), steps=4, times=1, sampler_batches=(3, 8), trace=paper(34))
+SHORT = Scale(
+    window=0.0001,
+    budget=0.0,
+    row_counts=(1, 32),
+    steps=4,
+    times=1,
+    sampler_batches=(3, 8),
+    drafted=(2,),
+    trace=paper(34),
+)
 
 
 def bench(
@@ -63,6 +72,15 @@ def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     }
     assert [one["name"] for one in parts["loop"]] == ["loop", "loop: increment at batch 32"]
     assert all(name in printed for named in names.values() for name in named)
+
+
+def test_drafts(tmp_path: Path) -> None:
+    """Outputs are compared inside."""
+    folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=4096)
+    status, found = bench(tmp_path, "drafts", model=("--model", str(folder)))
+    assert (status, found["failed"]) == (0, {})
+    kinds = [one["drafts"] for one in found["parts"]["drafts"]]
+    assert kinds == ["0 right", "0.5 right", "0.9 right", "1 right", "editing", "summary", "chat", "schema"]
 
 
 def test_a_model_in_a_folder(tmp_path: Path) -> None:
