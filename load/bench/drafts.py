@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from load.bench.bench import Bench, PartResult
+from load.bench.bench import CUT, Bench, PartResult
 from load.report import table
 from services.engine.engine import Engine
 from services.messages import Claim
@@ -24,9 +24,9 @@ from services.text.tokenizer import Tokenizer
 
 MOST = 16  # tokens of a draft, as `speculative_config=auto` allows
 SHARES = (0.0, 0.5, 0.9, 1.0)
-TURNS = 3  # of which the best counts
-PROMPT, OUTPUT = 128, 96  # tokens of a request with scripted guesses
-ANSWER = 200  # most tokens of an answer to a real text
+TURNS = 2  # of which the best counts
+PROMPT, OUTPUT = 64, 48  # tokens of a request with scripted guesses
+ANSWER = 128  # most tokens of an answer to a real text
 TARGET = 0.25  # seconds between tokens, as on a CPU by default
 ROOT = Path(__file__).parents[2]
 TEXTS = {
@@ -64,24 +64,35 @@ def drafts(bench: Bench) -> PartResult:
     engine, rows = bench.engine, []
     if not engine.figures.verifies_drafts:
         return PartResult("This engine verifies no drafts.", [])
-    cost = CostModel()
-    prompts = [random.Random(i).choices(range(10, 250), k=PROMPT) for i in range(max(bench.scale.drafted))]
-    for streams in bench.scale.drafted:
-        claims = [_claim(i, prompt, OUTPUT) for i, prompt in enumerate(prompts[:streams])]
-        rows += [_compare(f"{share:g} right", engine, claims, cost, share) for share in SHARES]
+    cost, ends = CostModel(), frozenset[int]()
     if bench.folder:
         ends = ModelInfo.load(bench.folder, bench.options.cache_dir).eos_token_ids
-        texts = _texts(Tokenizer.load(bench.folder), bench.scale.drafted)
-        rows += [_compare(kind, engine, claims, cost, ends=ends) for kind, claims in texts]
+    for kind, claims, share in _kinds(bench):
+        if bench.budget.spent:
+            break
+        rows.append(_compare(kind, engine, claims, cost, share, ends if share is None else ()))
     header = ["drafts", "streams", "tokens/s without", "with", "gain", "expected", "guesses", "right"]
-    return PartResult(table(header, rows), [dict(zip(header, row, strict=True)) for row in rows])
+    text = table(header, rows) + (f"\n\n{CUT}" if bench.budget.spent else "")
+    return PartResult(text, [dict(zip(header, row, strict=True)) for row in rows])
+
+
+def _kinds(bench: Bench) -> Iterator[tuple[str, list[Claim], float | None]]:
+    """What is measured: its name, requests, and the share of guesses that are right; None for drafts as they are."""
+    prompts = [random.Random(i).choices(range(10, 250), k=PROMPT) for i in range(max(bench.scale.drafted))]
+    for streams in bench.scale.drafted:
+        if bench.folder:
+            for kind, claims in _texts(Tokenizer.load(bench.folder), streams):
+                yield kind, claims, None
+        for share in SHARES:
+            claims = [_claim(i, prompt, OUTPUT) for i, prompt in enumerate(prompts[:streams])]
+            yield f"{share:g} right", claims, share
 
 
 def _claim(i: int, prompt: list[int], most: int, **sampling: Any) -> Claim:
     return Claim(str(i), float(i), prompt, [], SamplingParams(most, temperature=0.0, **sampling))
 
 
-def _texts(tokenizer: Tokenizer, streams: Sequence[int]) -> Iterator[tuple[str, list[Claim]]]:
+def _texts(tokenizer: Tokenizer, streams: int) -> Iterator[tuple[str, list[Claim]]]:
     """Requests with files of this repository, and under a schema."""
 
     def encode(text: str) -> list[int]:
@@ -91,12 +102,10 @@ def _texts(tokenizer: Tokenizer, streams: Sequence[int]) -> Iterator[tuple[str, 
     for kind, (question, pattern, length) in TEXTS.items():
         files = sorted(ROOT.glob(pattern)) if pattern else []
         texts = [file.read_text()[:length] for file in files if file.stat().st_size > length] or list(CHATS)
-        prompts = [encode(question.format(text)) for text in texts[: max(streams)]]
-        for count in streams:
-            yield kind, [_claim(i, prompts[i % len(prompts)], ANSWER) for i in range(count)]
+        prompts = [encode(question.format(text)) for text in texts[:streams]]
+        yield kind, [_claim(i, prompts[i % len(prompts)], ANSWER) for i in range(streams)]
     grammar = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    for count in streams:
-        yield "schema", [_claim(i, encode("Describe a book."), ANSWER, grammar=grammar) for i in range(count)]
+    yield "schema", [_claim(i, encode("Describe a book."), ANSWER, grammar=grammar) for i in range(streams)]
 
 
 def _compare(

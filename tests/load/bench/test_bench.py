@@ -80,7 +80,7 @@ def test_drafts(tmp_path: Path) -> None:
     status, found = bench(tmp_path, "drafts", model=("--model", str(folder)))
     assert (status, found["failed"]) == (0, {})
     kinds = [one["drafts"] for one in found["parts"]["drafts"]]
-    assert kinds == ["0 right", "0.5 right", "0.9 right", "1 right", "editing", "summary", "chat", "schema"]
+    assert kinds == ["editing", "summary", "chat", "schema", "0 right", "0.5 right", "0.9 right", "1 right"]
 
 
 def test_a_model_in_a_folder(tmp_path: Path) -> None:
