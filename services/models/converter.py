@@ -1,12 +1,15 @@
 """The process that converts models: `python -m services.models.converter SOURCE TARGET` (see `convert`).
 
-It writes its progress to stdout: one line for each step, and lines `count DONE TOTAL WHAT` meanwhile. The last line on
-stderr says why it failed.
+It writes its progress to stdout: one line for each step, lines `count DONE TOTAL WHAT` meanwhile, and `converted`. Then
+its input may name a module, and the arguments of its `main`, which is called. The last line on stderr says why it
+failed.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
+import json
 import os
 import shutil
 import sys
@@ -18,7 +21,7 @@ from typing import Any
 
 from services.errors import ModelError
 from services.models.blocks import KINDS
-from services.models.convert import COUNT, WARNING
+from services.models.convert import CONVERTED, COUNT, WARNING
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
 from services.models.gguf_vocabulary import Vocabulary
@@ -192,3 +195,8 @@ if __name__ == "__main__":
         shutil.rmtree(sys.argv[2], ignore_errors=True)
         words = " ".join(str(error).split())
         sys.exit(words if isinstance(error, ModelError) else f"{type(error).__name__}: {words}")
+    say(CONVERTED)
+    if more := sys.stdin.read():
+        sys.stdout = sys.stderr  # nobody reads it any more
+        module, *arguments = json.loads(more)
+        importlib.import_module(module).main(*arguments)
