@@ -7,10 +7,8 @@ failed.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
+from services.files import says_disk_full
 from services.models.blocks import KINDS
 from services.models.convert import CONVERTED, COUNT, WARNING
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
@@ -29,7 +28,6 @@ from services.models.info import is_complete
 from services.models.weights_files import weights_files
 from services.text.tokenizer_config import TEMPLATES, lacks_tokens
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 EVERY = 0.2  # seconds between lines `count`
 
 # beginnings of the names of files that hold a tokenizer, or from which transformers makes one
@@ -41,7 +39,7 @@ def main(source: Path, target: Path) -> None:
     try:
         _convert(source, target)
     except Exception as error:
-        if any(os.strerror(number) in str(error) for number in DISK_FULL):  # of safetensors and tokenizers, too
+        if says_disk_full(str(error)):  # of safetensors and tokenizers, too
             raise ModelError(f"no space is left on the disk of {target.parents[1]}") from error  # its parent is removed
         raise
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
