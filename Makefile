@@ -36,7 +36,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: serve test test-all test-lowest test-fast chaos families tools browser fuzz lint kernels verify bench evaluate locust clients peers \
 	wheel image cluster-test simulate schemas gguf clean
 
-serve: .venv/serve
+# kernels need no package, so they are compiled while packages are installed
+serve:
+	@$(MAKE) --no-print-directory --jobs 2 .venv/serve kernels
 	@exec $(BIN)/orca serve
 
 # before the tests and at once: without these, several processes would compile the same modules of Python, and wait for
@@ -46,8 +48,8 @@ test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
 	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 3 --no-loadscope-reorder --durations=25
 
-# where there is no compiler, tests of kernels are skipped
-kernels: .venv/test
+# where there is no compiler, tests of kernels are skipped, and transformers' own layers serve
+kernels: .venv/python
 	-@$(BIN)/python -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
 		compiled(user_cache(), print)'
 

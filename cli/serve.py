@@ -26,6 +26,7 @@ from cli.place import Place
 from cli.port_claim import PortClaim, own_url
 from cli.prepared import Prepared
 from cli.status import kept_weights
+from cli.steps import Steps
 from cli.supervisor import Supervisor
 from cli.waiting import command_of, remember_command, waiting
 from services.background import in_daemon_thread
@@ -33,11 +34,13 @@ from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
+from services.progress import print_beside
 from services.settings import device, exposure
 from services.settings.settings import Settings
 from services.tracing.tracer import check_tracing
 
 CANCEL_TIMEOUT = 1.0  # seconds
+STEPS = 4  # of a start: the model, the pool, Ray with a gateway, an engine
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Progress:
         if self._logs:
             log.info("%s", text)
         else:
-            print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
+            print_beside(f"[{time.monotonic() - self._start:5.1f} s] {text}")
 
 
 def needless_warning(settings: Settings) -> str:
@@ -99,8 +102,9 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
     keep = [await server.join()] if server else []
     command = command_of(settings)
     settings = settings.model_copy(update={"files_dir": str(place.files)})
-    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, say), say)
-    serving, signals = asyncio.create_task(_run(supervisor, settings, server, command, say)), _stop_signals()
+    steps = Steps(STEPS, "preparing the model", say)
+    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, say, steps), say)
+    serving, signals = asyncio.create_task(_run(supervisor, settings, server, command, say, steps)), _stop_signals()
     interrupt = asyncio.create_task(signals.get())
     try:
         await asyncio.wait({serving, interrupt}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,31 +124,41 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
 
 
 async def _run(
-    supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress
+    supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress, steps: Steps
 ) -> None:
+    async with steps:
+        prepared, _ = await asyncio.gather(in_daemon_thread(Prepared.of, settings, say), _compile(settings, say))
+        pinned = settings.model_copy(update={"model": prepared.model})
+        if prepared.defaults:
+            say(f"requests that do not say otherwise: {prepared.defaults} (--generation-config vllm turns this off)")
+        steps.next("starting the pool")
+        url = settings.redis_url.get_secret_value()
+        if server is not None:
+            say(f"starting the pool's server, {server.binary.path}")
+            url = await server.start()
+            pool = await in_daemon_thread(_pool_name, pinned)
+            await remember_command(url, pool, command)
+            async for line in waiting(settings.data_dir, server.data_dir, url, pool):
+                say(line)
+        else:
+            await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
+            await _compare(pinned, say)
+        say("starting Ray")
+        steps.next("starting Ray and Serve")
+        async with _demo(supervisor, settings, say) as fragment:
+            await supervisor.run(url, prepared.model, _ready_line(settings, fragment, prepared.has_chat))
+
+
+async def _compile(settings: Settings, say: Progress) -> None:
+    """Compile the engine's kernels, if they are not kept."""
     from services.engine.backends.cpu.build import NoKernels, compiled
 
-    prepared = await in_daemon_thread(Prepared.of, settings, say)
-    pinned = settings.model_copy(update={"model": prepared.model})
-    if prepared.defaults:
-        say(f"requests that do not say otherwise: {prepared.defaults} (--generation-config vllm turns this off)")
-    if settings.device != "cuda" and not settings.null_engine:
-        with contextlib.suppress(NoKernels, OSError):  # the engine reports it if it needs the kernels
-            await in_daemon_thread(compiled, settings.cache_dir, say)
-    url = settings.redis_url.get_secret_value()
-    if server is not None:
-        say(f"starting the pool's server, {server.binary.path}")
-        url = await server.start()
-        pool = await in_daemon_thread(_pool_name, pinned)
-        await remember_command(url, pool, command)
-        async for line in waiting(settings.data_dir, server.data_dir, url, pool):
-            say(line)
-    else:
-        await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
-        await _compare(pinned, say)
-    say("starting Ray")
-    async with _demo(supervisor, settings, say) as fragment:
-        await supervisor.run(url, prepared.model, _ready_line(settings, fragment, prepared.has_chat))
+    if settings.device == "cuda" or settings.null_engine:
+        return
+    try:
+        await in_daemon_thread(compiled, settings.cache_dir, say)
+    except (NoKernels, OSError) as error:
+        say(f"no kernels, so transformers' own layers serve, several times slower: {' '.join(str(error).split())}")
 
 
 def _pool_name(settings: Settings) -> str:
@@ -252,18 +266,24 @@ def _check_port(settings: Settings) -> None:
         raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
 
 
-async def _until_ready(settings: Settings, say: Progress) -> None:
+async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
     """Wait until the server answers that it is ready, and say how it keeps the weights."""
+    answers = False
     import httpx
 
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False, trust_env=False) as client:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
-                if (await client.get("/ready")).is_success:
+                ready = await client.get("/ready")
+                if ready.is_success:
                     for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
-                    return
+                    return steps.end()
+                if not answers and "json" in ready.headers.get("content-type", ""):  # of a gateway, not of a proxy
+                    answers = True
+                    say("a gateway answers; waiting for an engine")
+                    steps.next("loading an engine")
             await asyncio.sleep(0.1)
 
 

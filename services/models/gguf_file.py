@@ -85,11 +85,11 @@ def read_gguf(file: Path) -> Any:
 
         def _strings(self, begin: int, count: int) -> tuple[int, list[Any]]:
             """The bytes of the strings of an array, each behind its length, and how many bytes these are together."""
-            data, at, found = self.data, begin, []
+            data, lengths, at, found = self.data, memoryview(self.data), begin, []
             big = (self.byte_order == "S") == (sys.byteorder == "little")
             length = struct.Struct(">Q" if big else "<Q")
             for _ in range(count):
-                (size,) = length.unpack_from(data, at)
+                (size,) = length.unpack_from(lengths, at)
                 found.append(data[at + 8 : at + 8 + size])
                 at += 8 + size
             if at > len(data):

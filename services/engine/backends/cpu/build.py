@@ -1,4 +1,4 @@
-"""The compiled kernels. Imports no torch.
+"""The compiled kernels. Imports no package, so that they can be compiled while packages are installed.
 
 The image and the wheel of `make wheel` have kernels that were compiled ahead for some sets of instructions, in the
 folder `prebuilt` beside this file: `python -m services.engine.backends.cpu.build` puts them there. Elsewhere, the
@@ -8,6 +8,7 @@ machine's own compiler makes them for its own processor, once.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -18,8 +19,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from filelock import FileLock
 
 from services.child_environment import without_settings
 
@@ -83,7 +82,8 @@ def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: Non
     if not library.exists():
         progress("compiling the engine's kernels for this processor, once")
         library.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(library.with_suffix(".lock")):
+        with library.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # while one process compiles, others wait
             if not library.exists():
                 _compile([compiler, *FLAGS], source, library)
     return library
@@ -149,8 +149,11 @@ def _features() -> str:
 def _compile(command: Sequence[str], source: Path, library: Path) -> None:
     """Compile to another name first, so that no process loads half a library."""
     made = library.with_suffix(".part")
-    _output_of([*command, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
-    made.replace(library)
+    try:
+        _output_of([*command, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
+        made.replace(library)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _output_of(command: list[str]) -> str:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 from services.engine.startup.proof.verdict import read_settings
 
 
-def main(folder: Path) -> str:
-    """The result: a JSON object with `difference`, or with `error`."""
-    settings = read_settings(sys.stdin.read())
-    devices.set_threads(settings)
-    from services.engine.startup.proof.trial import trial  # here, so that what the import raises is a result, too
+def result_of(folder: Path, settings: EngineSettings) -> dict[str, Any]:
+    """The `difference` of the trial, or an `error`: whatever the fast path raises is why it does not serve."""
+    try:
+        devices.set_threads(settings)
+        from services.engine.startup.proof.trial import trial  # here, so that what the import raises is a result, too
 
-    return json.dumps({"difference": trial(folder, settings)})
+        return {"difference": trial(folder, settings)}
+    except Exception as error:
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:1000]}
 
 
 if __name__ == "__main__":
-    try:
-        result = main(Path(sys.argv[1]))
-    except Exception as error:  # whatever the fast path raises is why it does not serve
-        result = json.dumps({"error": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
-    print(result, flush=True)
+    print(json.dumps(result_of(Path(sys.argv[1]), read_settings(sys.stdin.read()))), flush=True)

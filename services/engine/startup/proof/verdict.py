@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -56,10 +58,13 @@ class Verdict:
     lasting: bool = True
 
 
+Run = Callable[[Path, EngineSettings], Verdict]
+
+
 @functools.cache
-def proven(folder: Path, settings: EngineSettings) -> EngineSettings:
+def proven(folder: Path, settings: EngineSettings, run: Run | None = None) -> EngineSettings:
     """The settings to load the model in `folder` with: the given ones, or with `fast_path_fault` if the fast path is
-    not trusted with this model's shapes on this device.
+    not trusted with this model's shapes on this device. A trial is run by `run`, otherwise by `run_trial`.
 
     The first process of a kind of device, build and model runs the trial, which takes seconds. Others wait for it, and
     later ones read the verdict, which is kept beside the compiled kernels. Raises ModelError for a model that cannot be
@@ -73,30 +78,30 @@ def proven(folder: Path, settings: EngineSettings) -> EngineSettings:
         loading.need_kernels(settings, device)
     except NoKernels:
         return settings  # loading reports it
-    verdict = _verdict(folder, settings, _file(folder, settings, spec, device))
+    verdict = _verdict(folder, settings, _file(folder, settings, spec, device), run or run_trial)
     if not verdict.fault:
         return settings
     log.warning("the fast path does not serve %s here: %s", folder.name, verdict.fault)
     return replace(settings, fast_path_fault=verdict.fault)
 
 
-def _verdict(folder: Path, settings: EngineSettings, file: Path) -> Verdict:
+def _verdict(folder: Path, settings: EngineSettings, file: Path, run: Run) -> Verdict:
     """The verdict that is kept in `file`, else that of a trial."""
     if kept := _kept(file):
         return kept
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            return _kept(file) or _try(folder, settings, file)
+            return _kept(file) or _try(folder, settings, file, run)
     except OSError as error:  # it cannot be kept, so each process runs a trial
         log.warning("the result of the fast path's trial cannot be kept: %s", error)
-        return _try(folder, settings, None)
+        return _try(folder, settings, None, run)
 
 
-def _try(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict:
+def _try(folder: Path, settings: EngineSettings, file: Path | None, run: Run) -> Verdict:
     log.info("trying the fast path with random layers of %s, once", folder.name)
     began = time.monotonic()
-    verdict = run_trial(folder, settings)
+    verdict = run(folder, settings)
     log.info("tried it for %.1f s: %s", time.monotonic() - began, verdict.fault or "it may serve")
     if file and verdict.lasting:
         write_atomically(file, json.dumps({"fault": verdict.fault}).encode())
@@ -129,6 +134,11 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
         result = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         return Verdict(f"its trial ended with status {done.returncode}: {done.stderr.strip()[-500:]}", lasting=False)
+    return judged(result, settings)
+
+
+def judged(result: dict[str, Any], settings: EngineSettings) -> Verdict:
+    """The verdict on what a trial has found: the `difference` of logits, or an `error`."""
     if "error" in result:
         return Verdict(f"its trial raised {result['error']}", lasting="OutOfMemory" not in result["error"])
     bound = bound_of(settings, devices.choose_dtype(settings, devices.choose_device(settings)))
