@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -20,6 +21,8 @@ from services.models.generation import SamplingDefaults
 from services.settings.sources import load
 from services.text import Tokenizer
 
+LATE = 5.0  # seconds until a gateway answers a health check
+
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +33,13 @@ class GatewayReplica:
     def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle[Any]) -> None:
         listen_on_node_address()
         self._settings = load(**values)
+        self._late = 0.0  # Serve waits for the first answer
         configure(self._settings, "gateway")
+
+    async def check_health(self) -> None:
+        """Answer late. Serve knows that a replica has died when a call of it fails, so one is always under way."""
+        await asyncio.sleep(self._late)
+        self._late = LATE
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Raises SettingsError if the settings do not allow it to join the other servers of the pool."""

@@ -13,13 +13,15 @@ from pathlib import Path
 PREFIX = "ORCA_"
 # paths, the dynamic linker, language and time zone
 LEAST = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ")
+# containers often set it: each process of each start would then compile all modules again, for seconds of a processor
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 ROOT = Path(__file__).parents[1]
 
 
 def without_settings() -> dict[str, str]:
     """Return the environment for a program that may need variables unknown to us: pip, a compiler, Ray."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, NO_BYTECODE))}
     return own | _python_path() | _no_proxy()
 
 

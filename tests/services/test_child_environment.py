@@ -54,6 +54,15 @@ def test_a_python_child_imports_nothing_of_the_current_folder(tmp_path: Path, mo
     assert done.returncode == 1
 
 
+def test_a_python_child_keeps_what_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "compiled.py").touch()
+    environment = without_settings()
+    environment |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"}
+    subprocess.run([sys.executable, "-c", "import compiled"], env=environment, check=True)
+    assert list((tmp_path / "__pycache__").glob("compiled.*.pyc"))
+
+
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
 def test_children_ask_this_machine_without_a_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
