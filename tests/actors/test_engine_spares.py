@@ -15,6 +15,7 @@ from engine_seats import (
     iteration,
     keeping_spare,
     named,
+    never_busy,
     seat,
     spare_name,
     status_of,
@@ -123,7 +124,7 @@ async def test_a_scheduler_that_lost_the_seat_kills_no_spare() -> None:
     engines = seat()
     client = await attach_with_spare("1:a")
     spare = (await status_of(spare_name(client))).pid
-    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost))
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost, never_busy))
     await until(lambda: engines.has_spare)
     os.kill(spare, signal.SIGSTOP)
     await asyncio.wait_for(keeping, WAIT)
