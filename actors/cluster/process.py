@@ -122,7 +122,8 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path) -> NoReturn:
         ready.set()
         watching.join(LOOK_EVERY)  # before Ray is stopped
     try:
-        asyncio.run(_quiet(settings))
+        with contextlib.suppress(OrcaError):
+            asyncio.run(_quiet(settings))
         _add_replicas(settings)
         while True:
             signal.pause()
@@ -217,9 +218,11 @@ async def _quiet(settings: Settings) -> None:
             return any(overview.running + overview.waiting for overview in overviews)
         return False
 
-    await quiet_moment(busy)
-    for pool in pools:
-        await pool.close()
+    try:
+        await quiet_moment(busy)
+    finally:
+        for pool in pools:
+            await pool.close()
 
 
 def _add_replicas(settings: Settings) -> None:
