@@ -24,7 +24,7 @@ from actors.engine_build import build_of, engine_files, engine_settings, layout_
 from actors.engine_record import EngineRecord, forget
 from actors.engine_server import EngineServer
 from actors.liveness import Lifeline, WeightsMark, is_marked
-from services.background import start_thread
+from services.background import at_low_priority, start_thread
 from services.engine.null import NullEngine
 from services.engine.warm_up import WarmUp
 from services.errors import LaterEpoch, ModelError, OtherWeights, StaleEpoch
@@ -132,7 +132,10 @@ class EngineActor:
         if not self._null:
             from services.engine.preload import preload  # imports torch for seconds, which a null engine need not
 
-            self._settings = preload(self._folder, self._settings)
+            if is_marked(self._other_mark):  # this one is a spare, which has time
+                self._settings = at_low_priority(preload, self._folder, self._settings)
+            else:
+                self._settings = preload(self._folder, self._settings)
             from services.engine.startup.shared_memory import SharedMemory
 
             self._memory = SharedMemory(self._build)

@@ -21,6 +21,7 @@ from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, 
 from actors.engine_record import described, note
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
+from services.background import quiet_moment
 from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.settings.settings import Settings
@@ -107,11 +108,22 @@ class EngineProcesses:
             ranks = _preferred(await self._ask_all())
         return ranks
 
-    async def keep_spares(self, epoch: str, names: Sequence[str], interval: float, check_owner: CheckOwner) -> None:
+    async def keep_spares(
+        self,
+        epoch: str,
+        names: Sequence[str],
+        interval: float,
+        check_owner: CheckOwner,
+        busy: Callable[[], Awaitable[bool]],
+    ) -> None:
         """Keep a spare beside each of the actors `names`, one per rank, until `check_owner` raises StaleEpoch.
 
-        Spares are checked every `interval` seconds; one that fails twice in a row is killed.
+        The first one starts in a quiet moment of the engine, which `busy` tells. Spares are checked every `interval`
+        seconds; one that fails twice in a row is killed.
         """
+        spares = [name for rank in range(self._layout.size) for name in engine_names(self._index, rank)]
+        if not all([await asyncio.to_thread(find_engine, name) for name in spares]):
+            await quiet_moment(busy)
         await asyncio.gather(
             *(self._keep_spare(rank, name, epoch, interval, check_owner) for rank, name in enumerate(names))
         )

@@ -243,7 +243,7 @@ class Ownership:
         )
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
-        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner
+        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner, self._is_busy
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
@@ -254,6 +254,10 @@ class Ownership:
         finally:
             for task in background:
                 task.cancel()
+
+    async def _is_busy(self) -> bool:
+        """Whether the engine runs an iteration."""
+        return bool(self._loop and self._loop.in_flight)
 
     def _on_engine_death(self, loop: EngineLoop, dead: asyncio.Task[None]) -> None:
         if not dead.cancelled():

@@ -15,6 +15,10 @@ from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
 PAUSE = 0.5  # seconds before a function that failed runs again
+LOWEST = 19  # the lowest priority of a thread
+LOOK = 0.1  # seconds between looks whether a server is quiet
+QUIET = 1.0  # seconds for which it has to be
+QUIET_WITHIN = 15.0  # seconds after which nobody waits for that any longer
 STATUS = 70  # exit status after a vital thread failed (EX_SOFTWARE)
 
 P = ParamSpec("P")
@@ -74,6 +78,30 @@ def daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Fu
     future.set_running_or_notify_cancel()  # so that it takes a result even if nobody waits for that any more
     threading.Thread(target=run, name=work.__name__, daemon=True).start()
     return future
+
+
+def at_low_priority(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, which runs in a thread that gets a processor when no other thread wants it.
+
+    On Linux each thread has a priority of its own. Without privileges it can be lowered and not raised again, but it
+    ends with the thread. Threads that `work` starts keep the low priority.
+    """
+
+    def run() -> T:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+        return work(*args, **kwargs)
+
+    return daemon_thread(run).result()
+
+
+async def quiet_moment(busy: Callable[[], Awaitable[bool]]) -> None:
+    """Return when `busy` has been false for `QUIET` seconds, but after `QUIET_WITHIN` seconds at the latest: then what
+    takes processors and is not needed at once may start."""
+    quiet, looks = 0, 0
+    while quiet * LOOK < QUIET and looks * LOOK < QUIET_WITHIN:
+        await asyncio.sleep(LOOK)
+        looks += 1
+        quiet = 0 if await busy() else quiet + 1
 
 
 async def in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -35,7 +35,7 @@ from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
 from actors.ray_private import keep_gcs, set_replicas, use_small_head
 from actors.replica import find_model, open_shards
-from services.background import daemon_thread, start_thread
+from services.background import daemon_thread, quiet_moment, start_thread
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
@@ -126,8 +126,10 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     finally:
         ready.set()
         watching.join(LOOK_EVERY)  # before Ray is stopped
-    _add_replicas(settings)
     try:
+        with contextlib.suppress(OrcaError):
+            asyncio.run(_quiet(settings))
+        _add_replicas(settings)
         while True:
             signal.pause()
     finally:
@@ -217,6 +219,23 @@ def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threadi
                 pipe.send(failed=str(failure))
             if not forever:
                 failures.check(engine_indices())
+
+
+async def _quiet(settings: Settings) -> None:
+    """Wait for a moment without requests: processes that start would take the processors from their first tokens."""
+    pools = [shard.pool for shard in open_shards(settings, find_model(settings)[1])]
+
+    async def busy() -> bool:
+        with contextlib.suppress(OrcaError):
+            overviews = [await pool.overview() for pool in pools]
+            return any(overview.running + overview.waiting for overview in overviews)
+        return False
+
+    try:
+        await quiet_moment(busy)
+    finally:
+        for pool in pools:
+            await pool.close()
 
 
 def _add_replicas(settings: Settings) -> None:

@@ -174,6 +174,7 @@ ROWS: dict[str, list[Panel]] = {
             "short",
             (increase("orca:engine_losses_total", ENGINE), "engines lost"),
             (increase("orca:engine_stuck_total", ENGINE), "of them stuck"),
+            (increase("orca:scheduler_stuck_total", POOL), "schedulers stuck"),
             (increase("orca:scheduler_faults_total", ENGINE), "scheduler faults"),
             (increase("orca:reclaimed_requests_total", POOL), "requests reclaimed"),
             (increase("orca:poisoned_requests_total", POOL), "requests poisoned"),

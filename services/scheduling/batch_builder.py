@@ -157,7 +157,9 @@ class BatchBuilder:
         requests hold their blocks, so they continue even behind one that lacks blocks.
         """
         for entry in self._queues.waiting.copy():
-            if self._queues.full or len(batch.entries) >= self._knobs.max_batch_size or not self._budget.has_room():
+            if self._queues.full or len(batch.entries) >= self._knobs.max_batch_size:
+                return
+            if not self._budget.has_room(_is_stream(entry)):
                 return
             if entry.is_line and self._queues.lines_wait:
                 return  # all requests behind it are lines, too
@@ -175,8 +177,15 @@ class BatchBuilder:
 
     def _put_chunk(self, batch: InFlight, entry: RequestEntry) -> None:
         computed = entry.num_computed_tokens
-        count = self._budget.take_chunk(computed, entry.num_tokens - computed)
+        rest = entry.num_tokens - computed
+        # a stream that continues after a takeover or a preemption: nearly all of its blocks were found
+        count = self._budget.take_chunk(computed, rest, _is_stream(entry) and rest <= self._kv.blocks.block_size)
         if count:
             batch.put(entry, count)
             if computed + count >= entry.publish_at:
                 self._kv.publish(entry, computed)
+
+
+def _is_stream(entry: RequestEntry) -> bool:
+    """Whether somebody has got tokens of the request and waits for the next one."""
+    return bool(entry.output) and not entry.is_line

@@ -90,14 +90,20 @@ class Budget:
         cost, own = self._cost, tokens * (tokens + 1) // 2
         return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.coefficients.fixed
 
-    def has_room(self) -> bool:
-        """Return whether a token of a prompt fits."""
+    def has_room(self, stream: bool = False) -> bool:
+        """Return whether a token of a prompt fits, or one of a `stream`, which the time does not limit."""
+        if stream:
+            return self._fixed is None or self.num_tokens < self._fixed - self._spared
         return not self._limited or self._room(0) > 0
 
-    def take_chunk(self, context: int, wanted: int) -> int:
-        """Take as many of `wanted` tokens with `context` context tokens as fit, and return their number."""
+    def take_chunk(self, context: int, wanted: int, stream: bool = False) -> int:
+        """Take as many of `wanted` tokens with `context` context tokens as fit, and return their number. The time does
+        not limit those of a `stream`: it stands still until they are computed, so nothing is gained by a later
+        iteration."""
         count = wanted
-        if self._limited:
+        if stream and self._fixed is not None:
+            count = min(wanted, self._fixed - self.num_tokens - self._spared)
+        elif self._limited and not stream:
             count = min(wanted, self._room(context))
         if count > 0:
             self.num_tokens += count

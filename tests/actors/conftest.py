@@ -11,11 +11,18 @@ import ray
 from lifeline_process import LifelineProcess
 
 from actors.placement import NAMESPACE, remove_engine
+from services import background
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 
 _names = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def spares_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares start without a pause for requests that may come."""
+    monkeypatch.setattr(background, "QUIET", 0.0)
 
 
 @pytest.fixture

@@ -39,10 +39,15 @@ async def always_owner() -> None:
     """Checks the owner of a seat that is never lost."""
 
 
+async def never_busy() -> bool:
+    """Of an engine without requests."""
+    return False
+
+
 @asynccontextmanager
 async def keeping_spare(engine: EngineProcesses, client: EngineClient, epoch: str) -> AsyncIterator[None]:
     """Keep a spare in the body of the `with` statement; there is one when the body begins."""
-    keeping = asyncio.create_task(engine.keep_spares(epoch, client.names, 1.0, always_owner))
+    keeping = asyncio.create_task(engine.keep_spares(epoch, client.names, 1.0, always_owner, never_busy))
     await until(lambda: engine.has_spare)
     yield
     assert not keeping.done()

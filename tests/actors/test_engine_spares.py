@@ -10,11 +10,13 @@ import time
 import pytest
 from engine_seats import (
     WAIT,
+    always_owner,
     attach,
     attach_with_spare,
     iteration,
     keeping_spare,
     named,
+    never_busy,
     seat,
     spare_name,
     status_of,
@@ -23,8 +25,9 @@ from engine_seats import (
 from actors import engine_processes
 from actors.engine_client import EngineClient
 from actors.engine_processes import EngineProcesses
-from actors.placement import remove_engine
+from actors.placement import find_engine, remove_engine
 from load.server import until
+from services import background
 from services.errors import StaleEpoch
 
 pytestmark = [
@@ -72,6 +75,22 @@ async def test_the_spare_loads_if_the_process_with_the_weights_stays_stopped(mon
     assert second.status.name != first.status.name
     assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
     os.kill(first.status.pid, signal.SIGKILL)
+
+
+async def test_the_first_spare_starts_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "QUIET", 0.3)
+    engines, requests = seat(), ["one"]
+    client = await attach(engines, "1:a")
+
+    async def busy() -> bool:
+        return bool(requests)
+
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 1.0, always_owner, busy))
+    await asyncio.sleep(1.0)
+    assert find_engine(spare_name(client)) is None
+    requests.clear()
+    await until(lambda: engines.has_spare)
+    keeping.cancel()
 
 
 async def test_a_stopped_spare_does_not_count_until_it_goes_on() -> None:
@@ -123,7 +142,7 @@ async def test_a_scheduler_that_lost_the_seat_kills_no_spare() -> None:
     engines = seat()
     client = await attach_with_spare("1:a")
     spare = (await status_of(spare_name(client))).pid
-    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost))
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost, never_busy))
     await until(lambda: engines.has_spare)
     os.kill(spare, signal.SIGSTOP)
     await asyncio.wait_for(keeping, WAIT)

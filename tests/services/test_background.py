@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from services import background
-from services.background import in_daemon_thread, keep_running, start
+from services.background import (
+    LOOK,
+    LOWEST,
+    QUIET,
+    QUIET_WITHIN,
+    at_low_priority,
+    daemon_thread,
+    in_daemon_thread,
+    keep_running,
+    quiet_moment,
+    start,
+)
+from services.loop.clock import run_in_virtual_time
 
 
 async def test_a_failed_function_runs_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +102,31 @@ def test_a_process_ends_while_a_daemon_thread_runs() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
+def test_a_thread_of_low_priority_leaves_none_to_the_process() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority()
+    assert at_low_priority(priority) == LOWEST
+    assert priority() == daemon_thread(priority).result(10) == before
+
+
+def test_what_fails_at_low_priority_fails_for_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        at_low_priority(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(("busy_for", "returns"), [(0.0, QUIET), (3.0, 3.0 + QUIET), (1000.0, QUIET_WITHIN)])
+def test_a_quiet_moment_is_waited_for_within_a_bound(busy_for: float, returns: float) -> None:
+    async def wait() -> None:
+        now = asyncio.get_running_loop().time
+
+        async def busy() -> bool:
+            return now() < busy_for
+
+        await quiet_moment(busy)
+        assert now() == pytest.approx(returns, abs=2 * LOOK)
+
+    run_in_virtual_time(wait())

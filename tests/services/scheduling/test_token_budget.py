@@ -202,11 +202,11 @@ def test_the_next_scheduler_of_a_process_knows_the_speed_of_its_engines() -> Non
     for _ in range(2):
         s = scripted(blocks=6000, length=20000, knobs=knobs, warm_up=WarmUpTime(16, 0.25), cost=cost)
         s.scheduler.add([claim("a", 1, 15000, 2)])
-        for _ in range(20):
+        for _ in range(5):
             s.select()
             chunks.append(s.batch["a"])
             s.finish(elapsed=0.01 + 0.0005 * s.batch["a"])
-    assert chunks[20] > 10 * chunks[0]
+    assert chunks[5] > 5 * chunks[0]
 
 
 def test_both_bounds_hold() -> None:
