@@ -69,8 +69,3 @@ def _types(schema: Any, root: Any, far: int) -> Iterable[str]:
 def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
     value = schema.get(keyword)
     return value if isinstance(value, list) else []
-
-
-def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []

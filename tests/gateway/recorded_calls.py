@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.answer.parsers.call_format import CallFormat, JsonObject, Literals, NamedJson, Xml
+from gateway.answer.parsers.formats import CALL_FORMATS
+
 WEATHER = {"city": 'né "x" </b>', "days": 2, "list": [1, True, None, {"a": "b"}]}
 NOW: dict[str, Any] = {}
 LIST = '[1, true, null, {"a": "b"}]'
@@ -136,3 +139,27 @@ CALLS = {
     "step3p5": Recorded(_xml("<tool_call>", "</tool_call>", "\n", between=""), "Step 3.5 Flash"),
 }
 CALLS["qwen3_xml"] = CALLS["qwen3_coder"]
+
+
+def table() -> str:
+    """The table of formats in docs/api.md."""
+    lines = ["| format | calls | each is | models |", "|---|---|---|---|"]
+    for name in sorted(CALLS):
+        form = CALL_FORMATS[name]
+        ends = " ... ".join(f"`{mark}`" for mark in (form.begin, form.end) if mark) or "the whole answer"
+        lines.append(
+            f"| `{name}` | {ends} | {_kind(form)} | {CALLS[name].of} |".replace("<|", "<\\|").replace("|>", "\\|>")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _kind(form: CallFormat) -> str:
+    match form.call:
+        case JsonObject(name, arguments):
+            return f'`{{"{name}": ..., "{arguments}": {{...}}}}`' if name else "`{NAME: {...}}`"
+        case NamedJson(head):
+            return f"`{head.strip()}`, the arguments as JSON".replace("\n", " ")
+        case Xml(call, parameter):
+            return f"`{call.strip()}`, then `{parameter.strip()}` for each parameter".replace("\n", " ")
+        case Literals(_, opening, begin, equals, end):
+            return f"`{opening}NAME{begin}KEY{equals}VALUE, ...{end}`"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_calls import CALLS, NOW, SCHEMA, WEATHER, Recorded
+from recorded_calls import CALLS, NOW, SCHEMA, WEATHER, Recorded, table
 from test_parsers import read
 from test_tool_grammars import TABLES, accepts, calls_of, drawn, grammar, tokens_of
 
@@ -44,6 +45,11 @@ def calls_in(parts: list[Part]) -> list[tuple[str, Any]]:
 
 def test_each_format_is_recorded() -> None:
     assert CALLS.keys() == CALL_FORMATS.keys()
+
+
+def test_the_document_has_the_table_of_formats() -> None:
+    document = Path(__file__).parents[2] / "docs" / "api.md"
+    assert table() in document.read_text(), f"the table in {document.name} is to be:\n{table()}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
