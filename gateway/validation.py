@@ -349,6 +349,7 @@ def plan_of(
         reasoning_open=reading.reasoning_open,
         parallel_tool_calls=reading.parallel_tool_calls,
         include_reasoning=fields.shows_reasoning,
+        types=reading.types,
     )
 
 

@@ -262,7 +262,9 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
             counts[i],
             plan.include_stop,
             plan.silent,
-            make_parser(plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls),
+            make_parser(
+                plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls, plan.types
+            ),
             plan.include_reasoning,
         )
         for i in range(plan.choices)

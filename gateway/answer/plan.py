@@ -45,6 +45,8 @@ class Plan:
     token that each choice generates is not part of the answer. `tool_parser`, `reasoning_parser`: how the text is read
     (see `gateway/answer/parsers`); empty: all text is content. `reasoning_open`: the prompt ends inside the reasoning.
     `parallel_tool_calls`: false keeps the first call only. `include_reasoning`: false leaves the reasoning out.
+    `types`: for each tool, the JSON types of its parameters that are not only strings (see `parameter_types`), where
+    the parser needs them.
     """
 
     kind: AnswerKind
@@ -76,6 +78,7 @@ class Plan:
     reasoning_open: bool = False
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    types: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def chat(self) -> bool:

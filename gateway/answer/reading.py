@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gateway.answer.parsers.registry import marks_of
-from gateway.answer.parsers.thinking import BEGIN, END
+from gateway.answer.parameter_types import types_of
+from gateway.answer.parsers.call_format import Xml
+from gateway.answer.parsers.formats import (
+    CALL_FORMATS,
+    REASONING_FORMATS,
+    REASONING_SIGNS,
+    SIGNS,
+    THINK,
+    recognized,
+)
+from gateway.answer.parsers.harmony import ANALYSIS, CHANNEL, END, MESSAGE
+from gateway.answer.parsers.registry import is_harmony, marks_of
+from gateway.answer.parsers.thinking import ReasoningFormat
 from gateway.errors import ApiError, Kind
 from gateway.tools import ToolUse
 from services.errors import ModelError
@@ -15,6 +26,7 @@ from services.text import Tokenizer
 AUTO, NONE = "auto", "none"  # of the settings
 FALLBACK = "smollm2"  # the parser for templates that do not know tools (see `tool_fallback`)
 READ_FALLBACK = (FALLBACK, "hermes")  # which read the same
+HARMONY = ReasoningFormat(f"{CHANNEL}{ANALYSIS}{MESSAGE}", END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,17 @@ class Reading:
     reasoning_open: bool = False
     parallel_tool_calls: bool = True
     spelled: bool = False
+    types: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The marks of the reasoning; None if the answer has none."""
+        return HARMONY if self.harmony else REASONING_FORMATS.get(self.reasoning_parser)
+
+    @property
+    def harmony(self) -> bool:
+        """Whether the answer is in messages on channels."""
+        return is_harmony(self.tool_parser, self.reasoning_parser)
 
 
 PLAIN = Reading()
@@ -40,7 +63,9 @@ class ModelReading:
         """Raises ModelError for a parser that does not read the calls that the model is asked for."""
         self._tokenizer = tokenizer
         check_tool_parser(settings.tool_call_parser, tokenizer.template_knows_tools)
-        self.tool_parser = _chosen(settings.tool_call_parser, tool_family(tokenizer))
+        self.tool_parser = _of_template(
+            _chosen(settings.tool_call_parser, tool_family(tokenizer)), tool_family(tokenizer)
+        )
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
 
     def of(self, use: ToolUse, prompt: list[int]) -> Reading:
@@ -50,11 +75,20 @@ class ModelReading:
         if use.calls and not tool:
             text = "Invalid 'tools': the server does not know how this model writes calls of tools."
             raise ApiError(Kind.INVALID, text, "tools")
-        thinking = thinking_of(self._tokenizer, prompt) if self.reasoning_parser else False
-        reasoning = "" if thinking is False else self.reasoning_parser
+        form = self._reasoning_format(tool)
+        thinking = thinking_of(self._tokenizer, prompt, form) if form else False
+        kept = form is not None and (form is HARMONY or form.answer_begin)  # it reads more than the reasoning
+        reasoning = "" if thinking is False and not kept else self.reasoning_parser
         marks = marks_of(tool, reasoning)
         spelled = any(self._tokenizer.tables.special_id(mark) is not None for mark in marks)
-        return Reading(tool, reasoning, bool(thinking), use.parallel, spelled)
+        typed = tool in CALL_FORMATS and isinstance(CALL_FORMATS[tool].call, Xml)
+        types = types_of(use.callable) if typed else {}
+        return Reading(tool, reasoning, bool(thinking), use.parallel, spelled, types)
+
+    def _reasoning_format(self, tool: str) -> ReasoningFormat | None:
+        if is_harmony(tool, self.reasoning_parser):
+            return HARMONY
+        return REASONING_FORMATS[self.reasoning_parser] if self.reasoning_parser else None
 
 
 def check_tool_parser(setting: str, template_knows_tools: bool) -> None:
@@ -68,36 +102,37 @@ def _chosen(setting: str, family: str) -> str:
     return family if setting == AUTO else "" if setting == NONE else setting
 
 
+def _of_template(name: str, family: str) -> str:
+    """The format with which answers are read and forced: of the formats that have one name in vLLM, that of the
+    template."""
+    return family if family.startswith(f"{name}_") and name == "mistral" else name
+
+
 def tool_family(tokenizer: Tokenizer) -> str:
     """The parser of the calls that the chat template writes in the history; empty if it is of no known family. A
     template that does not use tools gets text in the syntax of `smollm2`."""
     if not tokenizer.template_knows_tools:
         return FALLBACK
-    text = tokenizer.config.tool_template or tokenizer.config.chat_template or ""
-    if "[TOOL_CALLS]" in text:
-        return "mistral"
-    if "<function=" in text:  # Qwen3-Coder
-        return ""
-    if "<tool_call>" in text:
-        return "hermes"
-    return "llama3_json" if '"parameters": ' in text else ""
+    return recognized(tokenizer.config.tool_template or tokenizer.config.chat_template or "", SIGNS)
 
 
 def reasoning_family(tokenizer: Tokenizer) -> str:
     """The parser of the reasoning that the chat template writes or removes; empty if it knows none."""
-    return "deepseek_r1" if END in (tokenizer.config.chat_template or "") else ""
+    return recognized(tokenizer.config.chat_template or "", REASONING_SIGNS)
 
 
-def thinking_of(tokenizer: Tokenizer, prompt: list[int]) -> bool | None:
+def thinking_of(tokenizer: Tokenizer, prompt: list[int], form: ReasoningFormat = THINK) -> bool | None:
     """Whether the answer to `prompt` begins inside the reasoning; None if it may begin with reasoning.
 
     Only the text after the prompt's last special token counts, because there the template begins the answer. The last
     mark of reasoning in it says whether the reasoning has begun or ended.
     """
     tables, special = tokenizer.tables.of(skip_special_tokens=False), tokenizer.special_ids
-    marks = (BEGIN.encode(), END.encode())
+    marks = (form.begin.encode(), form.end.encode())
     begin = len(prompt)
-    while begin > 0 and (prompt[begin - 1] not in special or tables.bytes_of(prompt[begin - 1]) in marks):
+    while begin > 0 and (
+        prompt[begin - 1] not in special or any(tables.bytes_of(prompt[begin - 1]) in m for m in marks)
+    ):
         begin -= 1
     begun = tables.join(prompt[begin:])
     last_begin, last_end = begun.rfind(marks[0]), begun.rfind(marks[1])

@@ -10,6 +10,7 @@ from threading import Lock
 
 from gateway.answer.reading import PLAIN, Reading
 from gateway.errors import ApiError, Kind
+from gateway.grammars.harmony import harmony_rule
 from gateway.grammars.response_format import rule_of
 from gateway.grammars.rules import Rule, json_rule, with_reasoning
 from gateway.grammars.schema_checks import check_multiples
@@ -44,16 +45,19 @@ class GrammarCheck:
         tables = self._model.tokenizer.tables
         try:
             answer = None if constraint is None else rule_of(constraint, tables)
-            thinks = bool(reading.reasoning_parser) and not reading.reasoning_open
-            rule = tool_rule(use, reading.tool_parser, tables, answer, thinks)
+            form, opened = reading.reasoning, reading.reasoning_open
+            if reading.harmony:
+                rule = harmony_rule(use, tables, answer, opened)
+            else:
+                rule = tool_rule(use, reading.tool_parser, tables, answer, None if opened else form)
             if rule is None:
                 return ""
             for name in CONTRADICTING:
                 if getattr(fields, name):
                     text = f"'{name}' is not allowed with '{param}': the grammar determines where the output ends."
                     raise ApiError(Kind.INVALID, text, name)
-            if reading.reasoning_parser:
-                rule = with_reasoning(rule, tables, reading.reasoning_open)
+            if form is not None and not reading.harmony:
+                rule = with_reasoning(rule, tables, opened, form)
             return self.checked(rule)
         except GrammarError as error:
             self._check_tools(use)

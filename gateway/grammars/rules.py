@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.answer.parsers.thinking import ReasoningFormat
 from gateway.grammars.schema_checks import check_schema
 from gateway.grammars.schema_document import Schema, SchemaDocument
 from services.errors import GrammarError
@@ -72,6 +73,13 @@ def token_rule(text: str, tables: TextTables) -> Rule:
     return text_rule(text) if special is None else Rule(f"<[{special}]>")
 
 
+def texts_rule(text: str, marks: Sequence[str], tables: TextTables) -> Rule:
+    """Exactly `text`, in which those of `marks` that are spelled like special tokens are these."""
+    special = [mark for mark in marks if tables.special_id(mark) is not None]
+    pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+    return Rule(" ".join(token_rule(piece, tables).expression for piece in pieces if piece))
+
+
 def regex_rule(pattern: str) -> Rule:
     """The texts that match the whole of `pattern`, in the syntax of Rust's regex crate."""
     if not pattern:
@@ -101,20 +109,32 @@ def _joined(separator: str, rules: Sequence[Rule]) -> Rule:
     return Rule(f"({expression})", tuple(grammar for rule in rules for grammar in rule.grammars))
 
 
-def with_reasoning(rule: Rule, tables: TextTables, opened: bool, begin: str = "<think>", end: str = "</think>") -> Rule:
-    """The texts of `rule` after free thinking that `end` closes. `opened`: the prompt ends inside the thinking.
-    Otherwise the output may begin with `begin`, or have no thinking. For a prompt that ends after the thinking, `rule`
-    itself is the rule.
+def with_reasoning(rule: Rule, tables: TextTables, opened: bool, form: ReasoningFormat) -> Rule:
+    """The texts of `rule` after free thinking, which ends with the mark of `form`. `opened`: the prompt ends inside the
+    thinking. Otherwise the output may begin with thinking, or have none. For a prompt that ends after the thinking,
+    `rule` itself is the rule. Marks around the answer may be there or not.
 
-    The thinking contains no special tokens but `begin` and `end`, if these are special."""
-    thinking = _thinking(tables, end)
+    The thinking contains no special tokens but its marks, if these are special."""
+    marks = form.marks
+    if form.answer_begin:
+        rule = sequence(
+            repeated(texts_rule(form.answer_begin, marks, tables), "?"),
+            rule,
+            repeated(texts_rule(form.answer_end, marks, tables), "?"),
+        )
+    thinking = _thinking(tables, form.end)
     if opened:
         return sequence(thinking, rule)
-    return sequence(repeated(sequence(token_rule(begin, tables), thinking), "?"), rule)
+    return sequence(repeated(sequence(mark_rule(form.begin, tables), thinking), "?"), rule)
+
+
+def mark_rule(mark: str, tables: TextTables) -> Rule:
+    """A mark, which may begin or end with a special token."""
+    return texts_rule(mark, re.findall(r"<[^<>]*>|\[[^\[\]]*\]", mark), tables)
 
 
 def _thinking(tables: TextTables, end: str) -> Rule:
-    mark = token_rule(end, tables)
+    mark = mark_rule(end, tables)
     space = f"/\\s{{0,{MAX_SPACE}}}/"
     if mark != text_rule(end):
         lines = [f"start: TEXT {mark.expression} {space}", r"TEXT: /(.|\n)*/"]

@@ -11,6 +11,7 @@ from allowed_texts import Grammar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.answer.parsers.thinking import ReasoningFormat
 from gateway.grammars.rules import json_rule, with_reasoning
 from gateway.schemas.structured import StructuralTag
 from services.errors import GrammarError
@@ -244,8 +245,8 @@ def test_structural_tags(grammar: Grammar) -> None:
 @pytest.mark.parametrize("end", ["</think>", "<system>"])  # text, and a special token
 def test_thinking_is_free_and_the_answer_is_not(grammar: Grammar, end: str) -> None:
     tables = grammar.model.tokenizer.tables
-    opened = with_reasoning(json_rule(OBJECT), tables, True, end=end)
-    closed = with_reasoning(json_rule(OBJECT), tables, False, end=end)
+    opened = with_reasoning(json_rule(OBJECT), tables, True, ReasoningFormat(end=end))
+    closed = with_reasoning(json_rule(OBJECT), tables, False, ReasoningFormat(end=end))
     free = 'so {"a":1} <b> \n\n' + end
     for rule in (opened, closed):
         assert grammar.allows(rule, f"<think>{free}\n\n{{}}")
@@ -262,6 +263,6 @@ def test_thinking_is_free_and_the_answer_is_not(grammar: Grammar, end: str) -> N
 
 def test_thinking_goes_with_grammars_that_have_names_of_their_own(grammar: Grammar) -> None:
     own = grammar.rule("grammar", 'start: thinking TEXT\nthinking: "a"\nTEXT: /[0-9]+/')
-    rule = with_reasoning(own, grammar.model.tokenizer.tables, True)
+    rule = with_reasoning(own, grammar.model.tokenizer.tables, True, ReasoningFormat())
     assert grammar.allows(rule, "hm</think>a1")
     assert not grammar.allows(rule, "hm</think>b1")

@@ -10,7 +10,7 @@ import pytest
 from stack import NAME
 from tiny_text import make_folder
 
-from gateway.answer.parsers.registry import MARKS, REASONING_PARSERS, TOOL_PARSERS
+from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
@@ -67,7 +67,6 @@ def test_the_settings_name_the_parsers() -> None:
     names = {name: set(get_args(Settings.model_fields[name].annotation)) for name in Settings.model_fields}
     assert names["tool_call_parser"] == {"auto", "none", *TOOL_PARSERS}
     assert names["reasoning_parser"] == {"auto", "none", *REASONING_PARSERS}
-    assert MARKS.keys() == TOOL_PARSERS.keys()
 
 
 @pytest.mark.parametrize(

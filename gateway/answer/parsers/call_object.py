@@ -57,9 +57,11 @@ class CallObject:
     is not such an object; the last character read does not belong to it.
     """
 
-    def __init__(self, name: str = "") -> None:
-        """`name`: the name of the call, if it is known; then only the arguments follow."""
+    def __init__(self, name: str = "", named: str = "name") -> None:
+        """`name`: the name of the call, if it is known; then only the arguments follow. `named`: the member with the
+        name; empty: the first member is the arguments, and its key the name."""
         self.name = name
+        self._named = named
         self._alone = bool(name)
         self.argued = self.ended = self.broken = False
         self._read: Callable[[str], None] = self._value if name else self._key
@@ -107,6 +109,8 @@ class CallObject:
             self.broken = True
 
     def _end_key(self, key: str) -> None:
+        if not self._named and not self.name:  # the key of the arguments is the name
+            self.name, key = _whole(key), ARGUMENTS[0]
         self._field = key
         self._read = self._colon
 
@@ -120,7 +124,7 @@ class CallObject:
         if c in SPACE:
             return
         arguments = self._field in ARGUMENTS and not self.argued
-        naming = self._field == "name" and not self.name
+        naming = self._field == self._named and not self.name
         if (naming and c != '"') or (self._alone and c != "{"):
             self.broken = True
         elif c in "{[":

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from gateway.answer.parsers.json_calls import JsonCalls
-from gateway.answer.parsers.mistral import MistralCalls
-from gateway.answer.parsers.thinking import BEGIN, END, Thinking
+from gateway.answer.parsers.formats import CALL_FORMATS, REASONING_FORMATS
+from gateway.answer.parsers.harmony import MARKS, Harmony
+from gateway.answer.parsers.marked_calls import MarkedCalls, Types
+from gateway.answer.parsers.thinking import Thinking
 from gateway.answer.parts import Parser, Part
+from gateway.errors import ApiError, Kind
 
-# by vLLM's names
-TOOL_PARSERS: dict[str, Callable[[], Parser]] = {
-    "hermes": lambda: JsonCalls("<tool_call>", "</tool_call>"),
-    "smollm2": lambda: JsonCalls("<tool_call>", "</tool_call>"),
-    "llama3_json": lambda: JsonCalls("<|python_tag|>", bare=True, needs_arguments=True),
-    "mistral": MistralCalls,
-}
-REASONING_PARSERS = ("deepseek_r1", "qwen3")  # which are the same
-MARKS = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "smollm2": ("<tool_call>", "</tool_call>"),
-    "llama3_json": ("<|python_tag|>",),
-    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-}
+HARMONY_CALLS, HARMONY_REASONING = "openai", "openai_gptoss"  # vLLM's names of the parsers of one format
+TOOL_PARSERS = (*CALL_FORMATS, HARMONY_CALLS)
+REASONING_PARSERS = (*REASONING_FORMATS, HARMONY_REASONING)
 
 
 def marks_of(tool_parser: str, reasoning_parser: str) -> tuple[str, ...]:
     """The marks that these parsers read; "" for no parser."""
-    return MARKS.get(tool_parser, ()) + ((BEGIN, END) if reasoning_parser else ())
+    marks: tuple[str, ...] = ()
+    if is_harmony(tool_parser, reasoning_parser):
+        marks += MARKS
+    if tool_parser in CALL_FORMATS:
+        marks += CALL_FORMATS[tool_parser].marks
+    if reasoning_parser in REASONING_FORMATS:
+        marks += REASONING_FORMATS[reasoning_parser].marks
+    return marks
 
 
-def make_parser(tool_parser: str, reasoning_parser: str, reasoning_open: bool, parallel: bool) -> Parser | None:
-    """A parser for one choice, by the fields of its plan; None if all of its text is content."""
-    parser = TOOL_PARSERS[tool_parser]() if tool_parser else None
-    if parser is not None and not parallel:
-        parser = FirstCall(parser)
-    return Thinking(parser, reasoning_open) if reasoning_parser else parser
+def is_harmony(tool_parser: str, reasoning_parser: str) -> bool:
+    """Whether the answer is in messages on channels, which one parser reads."""
+    return tool_parser == HARMONY_CALLS or reasoning_parser == HARMONY_REASONING
+
+
+def make_parser(
+    tool_parser: str, reasoning_parser: str, reasoning_open: bool, parallel: bool, types: Types | None = None
+) -> Parser | None:
+    """A parser for one choice, by the fields of its plan; None if all of its text is content. Raises ApiError for a
+    parser that this build does not have."""
+    if is_harmony(tool_parser, reasoning_parser):
+        parser: Parser = Harmony(bool(tool_parser), bool(reasoning_parser), reasoning_open)
+        return parser if parallel else FirstCall(parser)
+    for name, known in ((tool_parser, TOOL_PARSERS), (reasoning_parser, REASONING_PARSERS)):
+        if name and name not in known:
+            text = f"The request was submitted to another version of this server, which reads answers by '{name}'."
+            raise ApiError(Kind.FAILED, text)
+    rest: Parser | None = MarkedCalls(CALL_FORMATS[tool_parser], types or {}) if tool_parser else None
+    if rest is not None and not parallel:
+        rest = FirstCall(rest)
+    return Thinking(REASONING_FORMATS[reasoning_parser], rest, reasoning_open) if reasoning_parser else rest
 
 
 class FirstCall:

@@ -1,22 +1,39 @@
-"""Thinking: the reasoning at the beginning of an answer, between `<think>` and `</think>`, before what another parser
-reads."""
+"""Thinking: the reasoning at the beginning of an answer, between two marks such as `<think>` and `</think>`, before
+what another parser reads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from gateway.answer.parsers.text_reader import find
 from gateway.answer.parts import REASONING, TEXT, Parser, Part, PartWriter, Trimmed
 
-BEGIN, END = "<think>", "</think>"
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The marks around the reasoning. `answer_begin`, `answer_end`: those around the content after it, if a family
+    writes them; they are left out."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    answer_begin: str = ""
+    answer_end: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.begin, self.end, self.answer_begin, self.answer_end)))
 
 
 class Thinking:
     """A `Parser` of reasoning. `rest` reads what follows it; None: all of that is content. `open`: the prompt ends
-    inside the reasoning, so that the answer begins with it; otherwise an answer may begin with `<think>`.
+    inside the reasoning, so that the answer begins with it; otherwise an answer may begin with the mark.
 
     Reasoning that never ends is the whole answer. Whitespace beside the marks is left out.
     """
 
-    def __init__(self, rest: Parser | None = None, open: bool = False) -> None:
-        self._rest = rest
+    def __init__(self, form: ReasoningFormat, rest: Parser | None = None, open: bool = False) -> None:
+        self._begin, self._end = form.begin, form.end
+        self._rest = Unwrapped(form, rest) if form.answer_begin else rest
         self._writer = PartWriter()
         self._reasoning = Trimmed(self._writer, REASONING, after_mark=True)
         self._open = open  # inside the reasoning
@@ -47,11 +64,11 @@ class Thinking:
         """Read up to the beginning of the reasoning. Returns what follows it, or all of the text if there is none."""
         for place, c in enumerate(text):
             self._mark += c
-            if self._mark == BEGIN:
+            if self._mark == self._begin:
                 self._open, self._mark = True, ""
                 self._spaces.clear()
                 return text[place + 1 :]
-            if not BEGIN.startswith(self._mark):
+            if not self._begin.startswith(self._mark):
                 if self._mark.isspace():
                     self._spaces.append(self._mark)
                     self._mark = ""
@@ -65,18 +82,15 @@ class Thinking:
     def _inside(self, text: str) -> str:
         """Read up to the end of the reasoning. Returns what follows it."""
         text = self._mark + text
-        end = text.find(END)
-        if end >= 0:
-            self._reasoning.add(text[:end])
-            self._reasoning.mark()
-            self._open, self._mark = False, ""
-            self._ended = self._after_mark = True
-            return text[end + len(END) :]
-        begun = text.rfind(END[0], max(0, len(text) - len(END) + 1))
-        held = begun if begun >= 0 and END.startswith(text[begun:]) else len(text)
-        self._reasoning.add(text[:held])
-        self._mark = text[held:]
-        return ""
+        place, found = find(text, 0, (self._end,), final=False)
+        self._reasoning.add(text[:place])
+        if not found:
+            self._mark = text[place:]
+            return ""
+        self._reasoning.mark()
+        self._open, self._mark = False, ""
+        self._ended = self._after_mark = True
+        return text[place + len(found) :]
 
     def _push_rest(self, text: str) -> list[Part]:
         if self._after_mark:
@@ -85,6 +99,46 @@ class Thinking:
         if not text:
             return []
         return [Part(TEXT, text)] if self._rest is None else self._rest.push(text)
+
+
+class Unwrapped:
+    """A `Parser` of what follows the reasoning, without the marks around the content. `rest` reads what is between
+    them; None: all of it is content."""
+
+    def __init__(self, form: ReasoningFormat, rest: Parser | None) -> None:
+        self._marks = (form.answer_begin, form.answer_end)
+        self._rest = rest
+        self._held = ""
+        self._writer = PartWriter()
+        self._content = Trimmed(self._writer, TEXT)
+
+    def push(self, text: str) -> list[Part]:
+        return self._read(self._held + text, final=False)
+
+    def finish(self) -> list[Part]:
+        self._read(self._held, final=True)
+        self._take(self._rest.finish() if self._rest else [])
+        self._content.finish()
+        return self._writer.take()
+
+    def _read(self, text: str, final: bool) -> list[Part]:
+        while True:
+            place, mark = find(text, 0, self._marks, final)
+            if place:
+                self._take(self._rest.push(text[:place]) if self._rest else [Part(TEXT, text[:place])])
+            text = text[place + len(mark) :]
+            if not mark:
+                break
+            self._content.mark()
+        self._held = text
+        return [] if final else self._writer.take()
+
+    def _take(self, parts: list[Part]) -> None:
+        for part in parts:
+            if part.kind is TEXT:
+                self._content.add(part.text)
+            else:
+                self._writer.add(part.kind, part.text, part.call, part.name)
 
 
 def _joined(parts: list[Part], more: list[Part]) -> list[Part]:

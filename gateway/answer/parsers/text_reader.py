@@ -1,0 +1,65 @@
+"""Reading a text that comes in pieces: what is certain is read, what could go on in two ways waits for more of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Protocol
+
+SPACE = " \t\r\n"
+
+
+class CallReader(Protocol):
+    """Reads one call. What it reads depends on the text only, not on how the text is cut.
+
+    `name`: empty until it is known. `begun`: it certainly is a call, so that its name can be told. `ended`: the call is
+    complete. `broken`: the text where it stopped cannot belong to such a call; if it has begun, it ends there.
+    """
+
+    name: str
+    begun: bool
+    ended: bool
+    broken: bool
+
+    def read(self, text: str, at: int, final: bool) -> int:
+        """Read `text` from index `at` on as far as it is certain what it is. `final`: no text follows. Returns the
+        index of the first character that was not read."""
+        ...
+
+    def take(self, last: bool = False) -> str:
+        """The arguments, as JSON, that were read since the last call of `take`; `last`: no more are to come."""
+        ...
+
+
+def find(text: str, at: int, marks: Iterable[str], final: bool) -> tuple[int, str]:
+    """The first of `marks` in `text` from index `at` on: its place, and the mark. If there is none: the index up to
+    which there certainly is none, and "". An empty mark counts as none."""
+    place, found = len(text), ""
+    given = [mark for mark in marks if mark]
+    for mark in given:
+        begin = text.find(mark, at, place + len(mark))
+        if begin >= 0 and (begin < place or (begin == place and len(mark) > len(found))):
+            place, found = begin, mark
+    if found or final:
+        return place, found
+    return min((held_from(text, at, mark) for mark in given), default=len(text)), ""
+
+
+def held_from(text: str, at: int, mark: str) -> int:
+    """The index from which the end of `text` is the beginning of `mark`; its length if it is none."""
+    for begin in range(max(at, len(text) - len(mark) + 1), len(text)):
+        if mark.startswith(text[begin:]):
+            return begin
+    return len(text)
+
+
+def skip(text: str, at: int, characters: Iterable[str] = SPACE) -> int:
+    """The index of the first character from `at` on that is none of `characters`."""
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def quoted(text: str) -> str:
+    """`text` as it is within the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
