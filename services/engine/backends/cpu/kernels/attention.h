@@ -94,7 +94,7 @@ private:
         for (; d + LANES <= heads_.dim; d += LANES) {
             Vector square[LANES] = {};
             for (int r = 0; r < count; ++r) square[r] = load(from(r) + d) * heads_.scaling;
-            store_transposed(to + size_t(d) * ROWS, square, LANES);
+            store_transposed(to + size_t(d) * ROWS, square, ROWS, LANES);
         }
         for (; d < heads_.dim; ++d)
             for (int r = 0; r < count; ++r) to[size_t(d) * ROWS + r] = from(r)[d] * heads_.scaling;

@@ -3,6 +3,23 @@
 
 #include "dots.h"
 
+// sums[R][2] of R rows of a tile by a panel whose weights stay in registers.
+//
+// Not inlined, see sum_products.
+template <int R, int BITS, Coding CODING>
+__attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const float* rows, const Matrix& matrix, int panel) {
+    Vector own[R][2] = {};
+    each_half<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+                            [&](int half, Vector weights) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+                                for (int r = 0; r < R; ++r) own[r][half] += broadcast(rows[r]) * weights;
+                                if (half) rows += R;
+                            });
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) sums[r][half] = own[r][half];
+}
+
 // One thread's share of a product by float32 rows; see Share.
 template <class Finish, class Expect>
 class GroupShare {
@@ -13,6 +30,10 @@ public:
     // Tiles [first, last) by panels [begin, end). A panel is widened once for all tiles; for one tile, a piece at a time,
     // which is still in the first-level cache when it is multiplied.
     void run(int first, int last, int begin, int end) const {
+        if (tiles_.count <= IN_REGISTERS) {
+            for (int panel = begin; panel < end; ++panel) multiply_few(panel);
+            return;
+        }
         const Groups& groups = matrix_.groups;
         const int all = matrix_.inputs / groups.size;
         const int piece = last - first == 1 ? std::clamp(PIECE / groups.size, 1, all) : all;
@@ -29,6 +50,18 @@ public:
 
 private:
     static constexpr int PIECE = 128;  // depths
+    static constexpr int IN_REGISTERS = (ROWS * 2 + 4 - 8) / 2;  // rows whose sums fit beside scales, offsets and weights
+
+    void multiply_few(int panel) const {
+        expect_(panel, 0, tiles_.count);
+        with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
+            with_rows<IN_REGISTERS>(tiles_.count, [&](auto R) {
+                Vector sums[R][2];
+                sum_groups<R, BITS, CODING>(sums, packed_, matrix_, panel);
+                finish_(panel, 0, sums);
+            });
+        });
+    }
 
     void widen(const uint8_t* from, int count, float* wide) const {
         with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
@@ -42,13 +75,13 @@ private:
         expect_(panel, row, rows);
         with_rows(rows, [&](auto R) {
             Vector sums[R][2] = {};
-            const float* numbers = packed_ + size_t(tile) * matrix_.inputs * ROWS;
+            const float* numbers = packed_ + tiles_.at(row, 0, matrix_.inputs);
             for (int group = 0; group < all; group += piece) {
                 const int count = std::min(piece, all - group);
                 if (piece < all) widen(from + size_t(group) * groups.bytes(), count, wide);
                 const Run<float, 2> run{{wide, wide + LANES}, count * groups.size};
-                sum_products<R, 2, 1, false>(sums, numbers, ROWS, &run, 1, WIDTH);
-                numbers += size_t(run.count) * ROWS;
+                sum_products<R, 2, 1, false>(sums, numbers, tiles_.height, &run, 1, WIDTH);
+                numbers += size_t(run.count) * tiles_.height;
             }
             finish_(panel, row, sums);
         });

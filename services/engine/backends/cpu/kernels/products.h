@@ -38,7 +38,8 @@ struct Matrix {
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
-// `count` rows cut into tiles of nearly equal height: [tile][depth][ROWS].
+// `count` rows cut into tiles of nearly equal height: [tile][depth][height]. A few rows take little of the first-level
+// cache, because every panel is multiplied by all of their numbers.
 struct Tiles {
     int count, height, tiles;
 
@@ -48,8 +49,11 @@ struct Tiles {
         tiles = (rows + height - 1) / height;
     }
     int rows_of(int tile) const { return tile + 1 < tiles ? height : count - tile * height; }
-    // The index of a row's first number; the next one is ROWS further.
-    size_t at(int row, int depth) const { return size_t(row / height) * depth * ROWS + row % height; }
+    // The index of a row's number at a depth of `depths`.
+    size_t at(int row, int depth, int depths) const {
+        return (size_t(row / height) * depths + depth) * height + row % height;
+    }
+    size_t size(int depths) const { return size_t(tiles) * height * depths; }
 };
 
 constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetched
@@ -202,8 +206,8 @@ private:
         with_rows(rows, [&](auto R) {
             Vector sums[R][2];
             const Run<Stored, 2> run{{weights, weights + LANES}, matrix_.inputs};
-            const float* from = packed_ + size_t(tile) * matrix_.inputs * ROWS;
-            sum_products<R, 2, 1, true>(sums, from, ROWS, &run, 1, WIDTH, fetch, keep);
+            const float* from = packed_ + tiles_.at(row, 0, matrix_.inputs);
+            sum_products<R, 2, 1, true>(sums, from, tiles_.height, &run, 1, WIDTH, fetch, keep);
             finish_(panel, row, sums);
         });
     }
@@ -221,7 +225,7 @@ private:
         }
         with_rows<MOST>(tiles_.count, [&](auto R) {
             Vector sums[R][2 * PANELS];
-            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, ROWS, &run, 1, WIDTH, PrefetchSeveral());
+            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, R, &run, 1, WIDTH, PrefetchSeveral());
             for (int i = 0; i < PANELS; ++i) {
                 Vector own[R][2];
                 for (int r = 0; r < R; ++r) std::copy_n(sums[r] + 2 * i, 2, own[r]);
@@ -264,7 +268,7 @@ class GroupShare;
 template <class Crew, class Finish, class Expect>
 void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
               const Expect& expect) {
-    const size_t size = size_t(matrix.inputs) * ROWS * sizeof(float);
+    const size_t size = size_t(matrix.inputs) * tiles.height * sizeof(float);
     const auto by = [&]<class Own>(const Own*) {
         const Own share(matrix, packed, tiles, finish, expect);
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
