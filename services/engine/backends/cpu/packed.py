@@ -11,6 +11,7 @@ import torch
 from services.engine.backends.cpu.structs import Experts, Groups, InputsOfLayers, Layer, LayerInputs, Matrix, Norm
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec, ExpertsSpec
+from services.engine.weights.quantized import QuantizedWeight, Weight
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32
@@ -76,6 +77,12 @@ class PackedMatrix:
     kind: WeightKind
     groups: PackedGroups | None = None
 
+    def keeps(self, weight: Weight) -> bool:
+        """Whether the numbers of the weight that this was packed from are not rounded here."""
+        if isinstance(weight, QuantizedWeight):
+            return self.groups is not None
+        return self.kind == WeightKind.FLOAT32 or self.kind.dtype == weight.dtype == torch.bfloat16
+
     def struct(self) -> Matrix:
         """Points at the tensors of this, which must outlive it."""
         tensors = (address(tensor) for tensor in (self.panels, self.scales, self.bias))
@@ -84,8 +91,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedTable:
-    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product in groups that has them as its
-    outputs."""
+    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product that has them as its outputs."""
 
     rows: torch.Tensor | PackedMatrix
     first: int

@@ -47,6 +47,7 @@ ONE_PROCESS = Layout()
 GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
 E4M3_FACTOR = 2.0**120  # of scales: the kernels read FP8 as so much smaller numbers
 E4M3_NAN = 0x7F  # with either sign
+MOST_FACTOR = 2.0**100  # of scales and offsets; the kernels' `rounded_to_bfloat16` needs weights below 2^110
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     """Read and pack a rank's part of the model."""
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
-    vocabulary = packer.matrix(weights.vocabulary()) if layout.is_last else None
+    head = weights.vocabulary() if layout.is_last else None
+    vocabulary = packer.matrix(head) if head else None
     return PackedModel(
         spec=setup.spec,
         layout=layout,
@@ -80,7 +82,7 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=vocabulary,
-        embedding=_embedding(packer, weights, vocabulary) if layout.is_first else None,
+        embedding=_embedding(packer, weights, head, vocabulary) if layout.is_first else None,
         positions=packer.table(weights.positions(), weights.positions_name)
         if layout.is_first and not part.rotary
         else None,
@@ -90,9 +92,11 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     )
 
 
-def _embedding(packer: Packer, weights: DecoderWeights, vocabulary: PackedMatrix | None) -> PackedTable:
-    """The tokens' embedding. One that is also the vocabulary is kept once, if its rows can be read there."""
-    if weights.tied and vocabulary and vocabulary.groups:
+def _embedding(
+    packer: Packer, weights: DecoderWeights, head: Linear | None, vocabulary: PackedMatrix | None
+) -> PackedTable:
+    """The tokens' embedding. One that is also the vocabulary is kept once, if no number is rounded there."""
+    if weights.tied and head and vocabulary and vocabulary.keeps(head.weight):
         return PackedTable(vocabulary, weights.first_token)
     return packer.table(weights.embedding(), weights.embedding_name)
 
@@ -270,9 +274,11 @@ def _coding(weight: QuantizedWeight) -> Coding:
 
 
 def _is_executed(weight: QuantizedWeight) -> bool:
-    """Whether the kernels give the numbers of these codes. Of FP8, they do not know NaN, and scales must have room for
-    their factor."""
-    if weight.group % GROUP_STEP:
+    """Whether the kernels give the numbers of these codes. They round with numbers that are larger than the weights. Of
+    FP8, they do not know NaN, and scales must have room for their factor."""
+    if weight.group % GROUP_STEP or not all(
+        bool(each.abs().amax() <= MOST_FACTOR) for each in (weight.scales, weight.offsets)
+    ):
         return False
     if weight.values != Values.E4M3:
         return True

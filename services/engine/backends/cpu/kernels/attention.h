@@ -18,7 +18,7 @@ struct PrefetchParts {
         constexpr int BYTES = 2 * LANES * SIZE;
 #pragma GCC unroll 4
         for (const void*& part : parts) {
-            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(part) + line, 0, 2);
+            for (int line = 0; line < BYTES; line += 64) prefetch<0, 2>(static_cast<const char*>(part) + line);
             part = static_cast<const char*>(part) + BYTES;
         }
     }

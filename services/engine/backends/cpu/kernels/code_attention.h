@@ -250,8 +250,8 @@ private:
         for (int v = 0; v < V / 2; ++v) run.soon[v] = from + v * LINE;
         run.further = V / 2 * LINE;
         if (d) return;
-        __builtin_prefetch(scale_at(heads_, cache_.keys + at(range, j), first), 0, 2);
-        __builtin_prefetch(scale_at(heads_, cache_.values + at(range, j), first), 0, 2);
+        prefetch<0, 2>(scale_at(heads_, cache_.keys + at(range, j), first));
+        prefetch<0, 2>(scale_at(heads_, cache_.values + at(range, j), first));
     }
 
     static constexpr int LINE = 64;  // bytes of a cache line

@@ -259,7 +259,7 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
     });
 }
 
-// to [count, inputs] = these outputs of a matrix in groups: rows of an embedding.
+// to [count, inputs] = these outputs of a matrix that is not INT8: rows of an embedding.
 void orca_read_outputs(const Matrix* matrix, const int32_t* outputs, int count, int threads, float* to) {
     const auto read = [&](int i) { read_output(*matrix, outputs[i], to + size_t(i) * matrix->inputs); };
     constexpr int FEW = 8;  // take less time than the team needs to begin

@@ -115,8 +115,8 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
 
 #endif
 
-// Writes the weights of one output, which are not gated, as floats. A whole panel is widened for it.
-inline void read_output(const Matrix& matrix, int output, float* to) {
+// See read_output. A whole panel is widened for it.
+inline void read_grouped_output(const Matrix& matrix, int output, float* to) {
     const int panel = output / WIDTH, column = output % WIDTH;
 #if defined(HAS_UNITS)
     if (matrix.kind == WeightKind::GROUPS_DOTS) {

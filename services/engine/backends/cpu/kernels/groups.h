@@ -60,8 +60,9 @@ inline void with_codes(const Groups& groups, const Work& work) {
     }
 }
 
-// To the nearest, ties to even. `v` is 0 or from 2^-120 to 2^110, with either sign: packing.py leaves other weights out.
-// In place of the processor's conversion, which few have, a difference of numbers 2^16 times as large rounds.
+// To the nearest, ties to even. The size of `v` is less than 2^110: packing.py leaves out other weights. Where the processor
+// has no such conversion, a difference of numbers 2^16 times as large rounds. Numbers below the least normal one, 2^-126,
+// may differ in the last bit: the conversion takes them for 0.
 inline Vector rounded_to_bfloat16(Vector v) {
 #if defined(__AVX512BF16__)
     const __m256i halves = __m256i(_mm512_cvtneps_pbh(__m512(v)));
@@ -72,12 +73,12 @@ inline Vector rounded_to_bfloat16(Vector v) {
 #endif
 }
 
-constexpr int BYTES_AHEAD = 2048;  // how far before its use a panel is prefetched, also past its end
+constexpr int BYTES_AHEAD = 4096;  // how far before its use a panel is prefetched, also past its end
 
 // Prefetches the share of one slot in a block of BYTES. All lines of a block at once would make the processor wait.
 template <int BYTES>
 inline void prefetch_ahead(const uint8_t* block, int slot) {
-    if (slot * BYTES % (64 * SLOTS) == 0) __builtin_prefetch(block + BYTES_AHEAD + slot * BYTES / SLOTS);
+    if (slot * BYTES % (64 * SLOTS) == 0) prefetch<0, 2>(block + BYTES_AHEAD + slot * BYTES / SLOTS);
 }
 
 // Calls use(half, weights) for each depth in `count` groups and each half of a panel.

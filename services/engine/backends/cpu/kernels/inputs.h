@@ -54,7 +54,7 @@ public:
     // Prefetches, for writing, `numbers` of a tile's rows from `at` on.
     void expect(int row, int at, int numbers) const {
         const float* to = place(row, at);
-        for (int i = 0; i < numbers * tiles_.height; i += 16) __builtin_prefetch(to + i, 1);
+        for (int i = 0; i < numbers * tiles_.height; i += 16) prefetch<1>(to + i);
     }
 
     template <class Crew, class Finish, class Expect>
@@ -149,7 +149,7 @@ private:
         Prefetch(const Dotted* panel, int blocks)
             : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
         void operator()() {
-            for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
+            for (int i = 0; i < lines_; ++i, at_ += 64) prefetch<0, 2>(at_);
         }
 
     private:

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "dots.h"
+#include "group_products.h"
 
 // How many numbers a panel has.
 template <class Number>
@@ -62,6 +62,18 @@ struct Packing {
                     from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
     }
 };
+
+// Writes the weights of one output as floats. They are not gated, and not INT8.
+inline void read_output(const Matrix& matrix, int output, float* to) {
+    const auto gather = [&]<class Number>(const Number* panels) {
+        panels += output / WIDTH * panel_size(panels, matrix.inputs);
+        for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(panels[Packing<float>::place(panels, k, output % WIDTH)]);
+    };
+    if (matrix.kind == WeightKind::FLOAT32) return gather(static_cast<const float*>(matrix.panels));
+    if (matrix.kind == WeightKind::BFLOAT16) return gather(static_cast<const Paired*>(matrix.panels));
+    if (matrix.kind == WeightKind::BFLOAT16_DOTS) return gather(static_cast<const Dotted*>(matrix.panels));
+    read_grouped_output(matrix, output, to);
+}
 
 // Codes [outputs, inputs], and scales and offsets [outputs, inputs / size], as panels of groups.
 struct GroupPacking {

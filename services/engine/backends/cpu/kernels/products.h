@@ -56,7 +56,7 @@ struct Tiles {
     size_t size(int depths) const { return size_t(tiles) * height * depths; }
 };
 
-constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetched
+constexpr int AHEAD = 48;  // how many depths before its use a panel is prefetched
 
 struct Nothing {
     template <class... Any>
@@ -81,9 +81,9 @@ struct PrefetchPanel {
 
     template <class Stored>
     void operator()(const Stored* const (&columns)[2]) {
-        __builtin_prefetch(columns[0] + AHEAD * WIDTH);
-        if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[1] + AHEAD * WIDTH);
-        __builtin_prefetch(later, 0, 2);
+        prefetch(columns[0] + AHEAD * WIDTH);
+        if constexpr (sizeof(Stored) > 2) prefetch(columns[1] + AHEAD * WIDTH);
+        prefetch<0, 2>(later);
         later += step;
     }
 };
@@ -94,8 +94,8 @@ struct PrefetchSeveral {
     void operator()(const Stored* const (&columns)[V]) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; v += 2) {
-            __builtin_prefetch(columns[v] + AHEAD * WIDTH);
-            if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[v + 1] + AHEAD * WIDTH);
+            prefetch(columns[v] + AHEAD * WIDTH);
+            if constexpr (sizeof(Stored) > 2) prefetch(columns[v + 1] + AHEAD * WIDTH);
         }
     }
 };

@@ -33,6 +33,15 @@ struct bfloat16 {
 // Numbers of two vectors, interleaved.
 struct Paired : bfloat16 {};
 
+// Asks for a cache line: to write to it, if WRITE; in the second-level cache, if LOCALITY is 2. Because of the empty
+// statement the compiler keeps functions that do nothing else, which it otherwise takes for functions without an effect
+// and leaves out.
+template <int WRITE = 0, int LOCALITY = 3>
+__attribute__((always_inline)) inline void prefetch(const void* line) {
+    __builtin_prefetch(line, WRITE, LOCALITY);
+    asm volatile("");
+}
+
 template <class To, class From>
 inline To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));

@@ -14,7 +14,7 @@ from services.engine.families.decoder_weights import Linear
 from services.engine.weights.quantized import QuantizedWeight, Values
 from services.files import user_cache
 
-ROWS = (1, 2, 4, 5, 8, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
+ROWS = (1, 2, 3, 4, 5, 8, 10, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 96), (33, 32), (7, 160), (40, 512))  # outputs, inputs
 INTEGERS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
     "Q4_0": (4, 32, True, True),
@@ -98,6 +98,45 @@ def test_gates_are_beside_what_they_multiply(name: str) -> None:
     gated, wide = (packer.matrix(Linear(each), gated=True) for each in (weight, weight.dequantize()))
     x = torch.randn(3, 64)
     assert torch.equal(multiply(packer, gated, x), multiply(packer, wide, x))
+
+
+def test_weights_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+    """All codes of eight bits with scales whose products are ties, and just beside ties and powers of two."""
+    scales = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-8, 3 + 2**-7, 2 - 2**-10, 2 - 2**-23, 1 + 2**-23, 257 / 2**30, -1.5])
+    codes = torch.arange(256, dtype=torch.uint8).repeat(2 * len(scales), 1)
+    factors = scales.repeat(2)[:, None].repeat(1, 8)
+    offsets = torch.cat([torch.zeros(len(scales), 8), torch.full((len(scales), 8), 2**-9)])
+    weight = QuantizedWeight(codes, factors, offsets, 8, 32)
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.GROUPS
+    assert torch.equal(multiply_by_ones(matrix), weight.dequantize().float().T)
+
+
+def multiply_by_ones(matrix: PackedMatrix) -> torch.Tensor:
+    """Each weight by itself [inputs, outputs]."""
+    return multiply(Packer(kernels(user_cache()), torch.float32, 1), matrix, torch.eye(matrix.inputs))
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(2.0**110, 0.0), (1.0, -(2.0**110)), (torch.nan, 0.0), (torch.inf, 0.0)])
+def test_weights_that_the_kernels_cannot_round_are_widened(scale: float, offset: float) -> None:
+    weight = draw((40, 64), "Q4_1")
+    weight.scales[3, 1], weight.offsets[3, 1] = scale, offset
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.BFLOAT16
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_are_read_as_they_were_stored(stored: torch.dtype) -> None:
+    packer = Packer(kernels(user_cache()), torch.float32, 2)
+    weight = torch.randn(70, 48).to(stored)
+    matrix = packer.matrix(Linear(weight))
+    assert matrix.keeps(weight)
+    found = torch.empty(12, 48)
+    ids = torch.arange(58, 70, dtype=torch.int32)
+    packer._library.orca_read_outputs(
+        ctypes.byref(matrix.struct()), ctypes.c_void_p(ids.data_ptr()), 12, 2, ctypes.c_void_p(found.data_ptr())
+    )
+    assert torch.equal(found, weight[58:].float())
 
 
 def test_groups_that_fill_no_step_are_widened() -> None:
