@@ -8,12 +8,14 @@ transformers' layers."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from services.engine.backends.cpu.packed import (
     Coding,
+    Factors,
     PackedExperts,
     PackedGroups,
     PackedInputsOfLayers,
@@ -247,15 +249,16 @@ class Packer:
         outputs, inputs = weight.shape
         bits, coding = 4 if weight.bits <= 4 else 8, _coding(weight)
         scales = weight.scales * E4M3_FACTOR if coding == Coding.E4M3 else weight.scales
-        factors = [scales, weight.offsets] if coding == Coding.OFFSET else [scales]
-        halves = all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors)
-        groups = PackedGroups(bits, weight.group, coding, halves, weight.values.book)
+        count = 2 if coding == Coding.OFFSET else 1
+        supers = weight.supers[:count]
+        kept, factors = _factors([scales, weight.offsets][:count], supers)
+        groups = PackedGroups(bits, weight.group, coding, kept, weight.values.book)
         struct = groups.struct()
         size = self._library.orca_group_panel_size(ctypes.byref(struct), inputs)
         packed = self._allocate((panels * size,), kind.dtype, CPU)
-        tensors = [each.contiguous() for each in (weight.codes, scales, weight.offsets)]
+        tensors = [weight.codes.contiguous(), *_two(factors), *_two(supers)]
         self._library.orca_pack_groups(
-            *(ctypes.c_void_p(each.data_ptr()) for each in tensors),
+            *(ctypes.c_void_p(address(each)) for each in tensors),
             ctypes.byref(struct),
             outputs,
             inputs,
@@ -265,6 +268,30 @@ class Packer:
             ctypes.c_void_p(packed.data_ptr()),
         )
         return packed, groups
+
+
+def _factors(factors: list[torch.Tensor], supers: tuple[torch.Tensor, ...]) -> tuple[Factors, list[torch.Tensor]]:
+    """How scales and offsets are kept, and what of them: if these are multiples of `supers`, how many times."""
+    if all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors):
+        return Factors.HALVES, factors
+    if len(supers) == len(factors):
+        whole = [large.repeat_interleave(each.shape[1] // large.shape[1], 1) for each, large in _pairs(factors, supers)]
+        times = [torch.where(large == 0, 0, each / large).round() for each, large in _pairs(factors, whole)]
+        if all(
+            bool(((count >= -128) & (count <= 127)).all()) and torch.equal(count * large, each)
+            for count, large, each in zip(times, whole, factors, strict=True)
+        ):
+            return Factors.BYTES, times
+    return Factors.FLOATS, factors
+
+
+def _pairs(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> zip[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(first, second, strict=True)
+
+
+def _two(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Contiguous, filled up with None."""
+    return [*(each.contiguous() for each in tensors), None, None][:2]
 
 
 def _coding(weight: QuantizedWeight) -> Coding:

@@ -230,13 +230,15 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
 }
 
 // How many bytes a panel of groups has.
-int orca_group_panel_size(const Groups* groups, int inputs) { return inputs / groups->size * groups->bytes(); }
+int orca_group_panel_size(const Groups* groups, int inputs) { return groups->panel_bytes(inputs); }
 
-// Packs weights in groups into panels of `kind`; see orca_pack.
-void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const Groups* groups, int outputs,
-                      int inputs, WeightKind kind, int gated, int threads, uint8_t* panels) {
+// Packs weights in groups into panels of `kind`; see orca_pack and GroupPacking.
+void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const float* of_scales,
+                      const float* of_offsets, const Groups* groups, int outputs, int inputs, WeightKind kind, int gated,
+                      int threads, uint8_t* panels) {
     const Packing<float> order{nullptr, outputs, inputs, gated != 0};
-    const GroupPacking packing{codes, scales, offsets, *groups, order, kind == WeightKind::GROUPS_DOTS};
+    const GroupPacking packing{codes,   scales, offsets, {of_scales, of_offsets},
+                               *groups, order,  kind == WeightKind::GROUPS_DOTS};
     together(threads, [&](Member& member) {
         member.each(order.panels(), [&](int panel) { packing.pack(panel, panels); });
     });

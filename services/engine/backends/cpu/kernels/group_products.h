@@ -9,7 +9,7 @@
 template <int R, int BITS, Coding CODING>
 __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const float* rows, const Matrix& matrix, int panel) {
     Vector own[R][2] = {};
-    each_half<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+    each_half<BITS, CODING>(matrix.groups, matrix.groups_of(panel),
                             [&](int half, Vector weights) __attribute__((always_inline)) {
 #pragma GCC unroll 16
                                 for (int r = 0; r < R; ++r) own[r][half] += broadcast(rows[r]) * weights;
@@ -42,15 +42,14 @@ public:
         if (memory.size() < size) memory.resize(size);
         float* wide = memory.data();
         for (int panel = begin; panel < end; ++panel) {
-            const uint8_t* from = matrix_.grouped_panel(panel);
-            if (piece == all) widen(from, all, wide);
-            for (int tile = first; tile < last; ++tile) multiply(tile, panel, from, piece, wide);
+            if (piece == all) widen(matrix_.groups_of(panel), wide);
+            for (int tile = first; tile < last; ++tile) multiply(tile, panel, piece, wide);
         }
     }
 
 private:
     static constexpr int PIECE = 128;  // depths
-    static constexpr int IN_REGISTERS = (ROWS * 2 + 4 - 8) / 2;  // rows whose sums fit beside scales, offsets and weights
+    static constexpr int IN_REGISTERS = ROWS - 2;  // rows whose sums fit beside scales and offsets
 
     void multiply_few(int panel) const {
         expect_(panel, 0, tiles_.count);
@@ -63,13 +62,12 @@ private:
         });
     }
 
-    void widen(const uint8_t* from, int count, float* wide) const {
-        with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
-            widen_groups<BITS, CODING>(matrix_.groups, from, count, wide);
-        });
+    void widen(const GroupRange& range, float* wide) const {
+        with_codes(matrix_.groups,
+                   [&]<int BITS, Coding CODING>() { widen_groups<BITS, CODING>(matrix_.groups, range, wide); });
     }
 
-    void multiply(int tile, int panel, const uint8_t* from, int piece, float* wide) const {
+    void multiply(int tile, int panel, int piece, float* wide) const {
         const Groups& groups = matrix_.groups;
         const int row = tile * tiles_.height, rows = tiles_.rows_of(tile), all = matrix_.inputs / groups.size;
         expect_(panel, row, rows);
@@ -78,7 +76,7 @@ private:
             const float* numbers = packed_ + tiles_.at(row, 0, matrix_.inputs);
             for (int group = 0; group < all; group += piece) {
                 const int count = std::min(piece, all - group);
-                if (piece < all) widen(from + size_t(group) * groups.bytes(), count, wide);
+                if (piece < all) widen(matrix_.groups_of(panel, group, count), wide);
                 const Run<float, 2> run{{wide, wide + LANES}, count * groups.size};
                 sum_products<R, 2, 1, false>(sums, numbers, tiles_.height, &run, 1, WIDTH);
                 numbers += size_t(run.count) * tiles_.height;
@@ -104,7 +102,7 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         each_pair<BITS, CODING, false>(
-            matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+            matrix.groups, matrix.groups_of(panel),
             [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
                 std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
             });
@@ -129,8 +127,7 @@ inline void read_grouped_output(const Matrix& matrix, int output, float* to) {
     const size_t size = size_t(matrix.inputs) * WIDTH;
     if (memory.size() < size) memory.resize(size);
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
-        widen_groups<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
-                                   memory.data());
+        widen_groups<BITS, CODING>(matrix.groups, matrix.groups_of(panel), memory.data());
     });
     for (int k = 0; k < matrix.inputs; ++k) to[k] = memory[size_t(k) * WIDTH + column];
 }
@@ -183,7 +180,7 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Ro
     __m512 own[R][2] = {};
     RowPairs<R> pairs(rows);
     each_pair<BITS, CODING, (R > WITH_FACTORS)>(
-        matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+        matrix.groups, matrix.groups_of(panel),
         [&](int, int half, __m512bh columns) __attribute__((always_inline)) {
             pairs.each([&](int r, __m512bh x) __attribute__((always_inline)) {
                 own[r][half] = _mm512_dpbf16_ps(own[r][half], x, columns);

@@ -32,8 +32,11 @@ struct Matrix {
     WeightKind kind;
     Groups groups;  // of the kinds that have groups
 
-    const uint8_t* grouped_panel(int panel) const {
-        return static_cast<const uint8_t*>(panels) + size_t(panel) * (inputs / groups.size) * groups.bytes();
+    // Groups of a panel: all, or `count` from `first` on.
+    GroupRange groups_of(int panel) const { return groups_of(panel, 0, inputs / groups.size); }
+    GroupRange groups_of(int panel, int first, int count) const {
+        const size_t begin = size_t(panel) * groups.panel_bytes(inputs);
+        return {static_cast<const uint8_t*>(panels) + begin, inputs, first, count};
     }
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };

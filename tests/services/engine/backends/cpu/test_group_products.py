@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
+from services.engine.backends.cpu.packed import Factors, PackedMatrix, WeightKind
 from services.engine.backends.cpu.packing import Packer
 from services.engine.families.decoder_weights import Linear
-from services.engine.weights.quantized import QuantizedWeight, Values
+from services.engine.weights.gguf import FORMATS as FILES
+from services.engine.weights.gguf import read_blocks
+from services.engine.weights.quantized import SUPER, QuantizedWeight, Values, stack
 from services.files import user_cache
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
@@ -89,6 +91,51 @@ def test_products_are_those_of_the_same_weights_as_numbers(
         assert torch.equal(multiply(packer, matrix, x[:rows]), whole[:rows])
     rounded = x.bfloat16() if matrix.kind.has_bfloat16_rows else x
     torch.testing.assert_close(whole.double(), rounded.double() @ weight.dequantize().double().T, rtol=0, atol=4e-4)
+
+
+def draw_blocks(kind: str, shape: tuple[int, int], seed: int = 1) -> QuantizedWeight:
+    """Random blocks of a GGUF file, with moderate float16."""
+    form = FILES[kind]
+    drawn = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(256, (shape[0] * shape[1] // SUPER, form.block), generator=drawn, dtype=torch.uint8)
+    for at, _ in form.supers:
+        blocks[:, at + 1] = blocks[:, at + 1] & 0x83 | 0x20
+    blocks[0, [at + byte for at, _ in form.supers for byte in (0, 1)]] = 0  # a block of zeros
+    return read_blocks(kind, blocks.view(shape[0], -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "most"), [("Q4_K", 1.03), ("IQ4_XS", 1.03), ("Q5_K", 1.6), ("Q6_K", 1.31)])
+def test_scales_of_k_quants_are_kept_as_stored(kind: str, most: float, dtype: torch.dtype) -> None:
+    """`most`: bytes of those in the file. Codes of five and six bits are kept in eight."""
+    weight = draw_blocks(kind, (64, 512))
+    packer = Packer(kernels(user_cache()), dtype, 2)
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(2))
+    for part in (weight, weight.part(columns=(256, 512)), weight.take(torch.arange(63, 30, -1))):
+        matrix = packer.matrix(Linear(part))
+        assert matrix.groups is not None
+        assert matrix.groups.factors == Factors.BYTES
+        if len(part) == 64:
+            assert matrix.panels.nbytes == matrix.groups.bytes * part.shape[0] * part.shape[1]
+            assert matrix.panels.nbytes <= most * part.shape[0] * part.shape[1] / SUPER * FILES[kind].block
+        whole = multiply(packer, packer.matrix(Linear(part.dequantize())), x[:, : part.shape[1]].contiguous())
+        for rows in ROWS[:12]:
+            assert torch.equal(multiply(packer, matrix, x[:rows, : part.shape[1]].contiguous()), whole[:rows])
+
+
+def test_k_quants_of_one_input_are_kept_together() -> None:
+    """As queries, keys and values of Q4_K_M; groups that end within larger ones have factors of their own."""
+    packer = Packer(kernels(user_cache()), torch.float32, 2)
+    both = stack([draw_blocks("Q4_K", (64, 512)), draw_blocks("Q6_K", (32, 512), 3)])
+    assert isinstance(both, QuantizedWeight)
+    x = torch.randn(3, 512)
+    for weight, kept in ((both, Factors.BYTES), (both.part(columns=(128, 512)), Factors.FLOATS)):
+        matrix, own = packer.matrix(Linear(weight)), x[:, : weight.shape[1]].contiguous()
+        assert matrix.groups is not None
+        assert matrix.groups.factors == kept
+        assert torch.equal(
+            multiply(packer, matrix, own), multiply(packer, packer.matrix(Linear(weight.dequantize())), own)
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
