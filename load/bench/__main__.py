@@ -32,7 +32,7 @@ from load.bench.drafts import drafts
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
-from load.bench.shapes import SHAPES
+from load.bench.shapes import FORMATS, SHAPES
 from load.bench.timing import FULL, Scale
 from load.options import Options
 from load.report import machine, table
@@ -108,6 +108,7 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = parser_of("load.bench", __doc__ or "", about)
     parser.add_argument("--shape", choices=SHAPES, help="random weights in this shape, in place of --model")
+    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     add_options(parser, Options)
     parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     parser.add_argument(
@@ -121,11 +122,14 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
         "--results", type=Path, metavar="FOLDER", help="write DATE-DEVICE-MODEL.json and .md there, after each part"
     )
     given = parser.parse_args(arguments)
+    if given.format and not given.shape:
+        parser.error("--format quantizes random weights: give --shape, too")
     bench = Bench(
         given.shape,
         Options(**chosen(Options, given)),
         Budget(60 * given.minutes),
         scale,
+        given.format,
         weights=given.weights,
         kv_cache_dtype=given.kv_cache_dtype,
         fast_path=not given.stock,

@@ -15,7 +15,7 @@ import torch
 
 from load.bench.floor import ModelShape
 from load.bench.rates import MachineRates, measure_rates
-from load.bench.shapes import DEFAULT_PLAN, SHAPES
+from load.bench.shapes import DEFAULT_PLAN, FORMATS, SHAPES
 from load.bench.timing import FULL, Scale
 from load.options import Options, load_as_served, model_folder
 from services.engine.engine import Engine
@@ -55,12 +55,18 @@ class PartResult:
 class Bench:
     """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
 
-    `shape` names one with random weights; without it, the model of `options` is measured. `settings`: further ones of
-    the engine.
+    `shape` names one with random weights, quantized in the format `form` if it is given; without it, the model of
+    `options` is measured. `settings`: further ones of the engine.
     """
 
     def __init__(
-        self, shape: str | None, options: Options, budget: Budget, scale: Scale = FULL, **settings: Any
+        self,
+        shape: str | None,
+        options: Options,
+        budget: Budget,
+        scale: Scale = FULL,
+        form: str | None = None,
+        **settings: Any,
     ) -> None:
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
         self.options = options
@@ -70,7 +76,8 @@ class Bench:
         if self._on_cuda:
             self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
         self.folder = None if shape else model_folder(options)
-        self.name = shape or (self.folder.name if self.folder else "")
+        self._form = FORMATS[form] if form else None
+        self.name = "-".join(filter(None, (shape, form))) or (self.folder.name if self.folder else "")
         self._engine: Engine | None = None
 
     @property
@@ -97,6 +104,8 @@ class Bench:
 
     def _load_random(self) -> Engine:
         tensors = RandomTensors(self.config, self.dtype, self.device)
+        if self._form:
+            tensors.groups = dict.fromkeys((name for name in tensors.names if "norm" not in name), self._form)
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / self.name
             self.config.save_pretrained(folder)

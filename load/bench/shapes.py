@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from services.engine.weights.quantized import GroupFormat, Values
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -50,6 +52,32 @@ LLAMA_1B = Plan(
     max_model_len=8192,
 )
 
+# config.json of HuggingFaceTB/SmolLM2-135M
+SMOLLM2_135M = replace(
+    LLAMA_1B,
+    fields=LLAMA_1B.fields
+    | {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+    },
+)
+
+# the shape of Llama-3.2-3B
+LLAMA_3B = replace(
+    LLAMA_1B,
+    fields=LLAMA_1B.fields
+    | {
+        "hidden_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "vocab_size": 128_256,
+        "head_dim": 128,
+    },
+)
+
 # config.json of meta-llama/Meta-Llama-3-8B
 LLAMA_3_8B = Plan(
     LLAMA_1B.fields
@@ -88,4 +116,19 @@ TINY = replace(
     max_model_len=1024,
 )
 
-SHAPES = {"llama-1b": LLAMA_1B, "llama-3-8b": LLAMA_3_8B, "tiny": TINY}
+SHAPES = {
+    "smollm2-135m": SMOLLM2_135M,
+    "llama-1b": LLAMA_1B,
+    "llama-3b": LLAMA_3B,
+    "llama-3-8b": LLAMA_3_8B,
+    "tiny": TINY,
+}
+
+# in which random weights are quantized, by the name of a type of GGUF files or of a method with the same groups
+FORMATS = {
+    "Q4_1": GroupFormat(4, 32),
+    "Q5_1": GroupFormat(5, 32),
+    "IQ4_NL": GroupFormat(4, 32, Values.IQ4_NL),
+    "gptq": GroupFormat(4, 128),
+    "fp8": GroupFormat(8, 128, Values.E4M3),
+}

@@ -19,7 +19,9 @@ def read_blocks(kind: str, blocks: torch.Tensor) -> QuantizedWeight:
     form, rows = FORMATS[kind], len(blocks)
     codes, scales, offsets = form.read(blocks.reshape(-1, form.block))
     scales, offsets = (each.reshape(rows, -1).contiguous() for each in (scales, offsets))
-    return QuantizedWeight(codes.reshape(rows, -1), scales, offsets, *form.groups)
+    each = blocks.reshape(-1, form.block)
+    supers = tuple(_halves(each[:, at : at + 2]).reshape(rows, -1) * times for at, times in form.supers)
+    return QuantizedWeight(codes.reshape(rows, -1), scales, offsets, *form.groups, supers)
 
 
 def _q4_0(blocks: torch.Tensor) -> Factors:
@@ -113,6 +115,8 @@ class BlockFormat(NamedTuple):
     groups: GroupFormat
     block: int  # bytes
     read: Callable[[torch.Tensor], Factors]  # blocks [blocks, bytes]
+    # of scales, and of offsets: where the float16 lies in a block that is multiplied by integers, and a factor of it
+    supers: tuple[tuple[int, int], ...] = ()
 
 
 # by ggml's name
@@ -122,9 +126,9 @@ FORMATS = {
     "Q5_0": BlockFormat(GroupFormat(5, 32), 22, _q5_0),
     "Q5_1": BlockFormat(GroupFormat(5, 32), 24, _q5_1),
     "Q8_0": BlockFormat(GroupFormat(8, 32), 34, _q8_0),
-    "Q4_K": BlockFormat(GroupFormat(4, 32), 144, _q4_k),
-    "Q5_K": BlockFormat(GroupFormat(5, 32), 176, _q5_k),
-    "Q6_K": BlockFormat(GroupFormat(6, 16), 210, _q6_k),
+    "Q4_K": BlockFormat(GroupFormat(4, 32), 144, _q4_k, ((0, 1), (2, -1))),
+    "Q5_K": BlockFormat(GroupFormat(5, 32), 176, _q5_k, ((0, 1), (2, -1))),
+    "Q6_K": BlockFormat(GroupFormat(6, 16), 210, _q6_k, ((208, 1), (208, -32))),
     "IQ4_NL": BlockFormat(GroupFormat(4, 32, Values.IQ4_NL), 18, _iq4_nl),
-    "IQ4_XS": BlockFormat(GroupFormat(4, 32, Values.IQ4_NL), 136, _iq4_xs),
+    "IQ4_XS": BlockFormat(GroupFormat(4, 32, Values.IQ4_NL), 136, _iq4_xs, ((0, 1),)),
 }

@@ -17,6 +17,7 @@ import torch
 from services.engine.parallel.layout import RowRange
 
 PIECE = 1 << 19  # weights that are widened at a time
+SUPER = 256  # inputs that share the factors of scales and offsets
 
 
 class Values(StrEnum):
@@ -109,6 +110,8 @@ class QuantizedWeight:
     bits: int  # 2 to 8
     group: int  # inputs that share a scale; it divides their number
     values: Values = Values.INTEGERS  # what codes stand for
+    # [outputs, inputs / SUPER] each, float16 in float32: if scales, and offsets, are integers of a byte times these
+    supers: tuple[torch.Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
@@ -153,7 +156,17 @@ class QuantizedWeight:
         groups = slice(None)
         if columns:
             groups = slice(columns[0] // self.group, columns[1] // self.group)
-        return replace(self, codes=codes, scales=self.scales[own, groups], offsets=self.offsets[own, groups])
+        supers = self.supers
+        if columns:
+            larger = slice(columns[0] // SUPER, columns[1] // SUPER)
+            supers = () if columns[0] % SUPER or columns[1] % SUPER else tuple(each[:, larger] for each in supers)
+        return replace(
+            self,
+            codes=codes,
+            scales=self.scales[own, groups],
+            offsets=self.offsets[own, groups],
+            supers=tuple(each[own] for each in supers),
+        )
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -165,7 +178,8 @@ class QuantizedWeight:
     def take(self, rows: torch.Tensor) -> QuantizedWeight:
         """These outputs, in this order."""
         codes, scales, offsets = (each[rows] for each in (self.codes, self.scales, self.offsets))
-        return replace(self, codes=codes, scales=scales, offsets=offsets)
+        supers = tuple(each[rows] for each in self.supers)
+        return replace(self, codes=codes, scales=scales, offsets=offsets, supers=supers)
 
     def regrouped(self, group: int) -> QuantizedWeight:
         """These weights in smaller groups."""
@@ -229,4 +243,6 @@ def stack(weights: Sequence[Weight]) -> Weight:
     same = [each.regrouped(group) for each in quantized]
     parts = ([getattr(each, name) for each in same] for name in ("codes", "scales", "offsets"))
     codes, scales, offsets = (torch.cat(part) for part in parts)
-    return QuantizedWeight(codes, scales, offsets, bits, group, quantized[0].values)
+    count = min(len(each.supers) for each in quantized)
+    supers = tuple(torch.cat([each.supers[i] for each in quantized]) for i in range(count))
+    return QuantizedWeight(codes, scales, offsets, bits, group, quantized[0].values, supers)

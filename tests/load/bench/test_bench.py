@@ -18,7 +18,7 @@ from load.bench.bench import Budget, PartResult
 from load.bench.floor import Span
 from load.bench.rates import KERNEL, measure_rates
 from load.bench.sampling import KINDS
-from load.bench.shapes import SHAPES
+from load.bench.shapes import FORMATS, SHAPES
 from load.bench.timing import Scale
 from load.workloads import paper
 from services.engine.null import NullEngine
@@ -81,6 +81,20 @@ def test_drafts(tmp_path: Path) -> None:
     assert (status, found["failed"]) == (0, {})
     kinds = [one["drafts"] for one in found["parts"]["drafts"]]
     assert kinds == ["editing", "summary", "chat", "schema", "0 right", "0.5 right", "0.9 right", "1 right"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_shape_in_a_format(form: str, tmp_path: Path) -> None:
+    status, found = bench(tmp_path, "increments", more=("--format", form))
+    assert (status, found["failed"]) == (0, {})
+    assert found["model"] == f"tiny-{form}"
+    assert found["parts"]["increments"][0]["floor_seconds"] > 0.0
+
+
+def test_a_format_needs_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench(tmp_path, "increments", model=("--model", "any"), more=("--format", "fp8"))
+    assert "give --shape" in capsys.readouterr().err
 
 
 def test_a_model_in_a_folder(tmp_path: Path) -> None:
@@ -163,7 +177,9 @@ def test_a_recording_engine_knows_contexts_and_which_requests_sample() -> None:
     assert [ran.is_increment for ran in recording.ran] == [False, False, True]
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama-1b", 1.07), ("llama-3-8b", 8.03)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("smollm2-135m", 0.1345), ("llama-1b", 1.07), ("llama-3b", 3.21), ("llama-3-8b", 8.03)]
+)
 def test_the_shapes_are_as_large_as_they_say(name: str, billions: float) -> None:
     plan = SHAPES[name]
     tensors = RandomTensors(plan.config(), torch.bfloat16, CPU)

@@ -11,6 +11,7 @@ import torch
 from services.engine.backends.cpu.structs import Experts, Groups, InputsOfLayers, Layer, LayerInputs, Matrix, Norm
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec, ExpertsSpec
+from services.engine.weights.quantized import SUPER, QuantizedWeight, Weight
 
 NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32
@@ -44,6 +45,18 @@ class Coding(IntEnum):
     E4M3 = 3
 
 
+class Factors(IntEnum):
+    """How scales and offsets of groups are kept; see groups.h."""
+
+    FLOATS = 0
+    HALVES = 1
+    BYTES = 2
+
+    @property
+    def bytes(self) -> int:
+        return (4, 2, 1)[self]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
     """How a matrix keeps its groups; see groups.h."""
@@ -51,17 +64,17 @@ class PackedGroups:
     bits: int
     size: int
     coding: Coding
-    halves: bool
+    factors: Factors
     book: tuple[float, ...] = ()
 
     @property
     def bytes(self) -> float:
         """Bytes of one weight, with its share of scale and offset."""
-        factors = (2 if self.coding == Coding.OFFSET else 1) * (2 if self.halves else 4)
-        return self.bits / 8 + factors / self.size
+        each = self.factors.bytes / self.size + (2 / SUPER if self.factors == Factors.BYTES else 0)
+        return self.bits / 8 + (2 if self.coding == Coding.OFFSET else 1) * each
 
     def struct(self) -> Groups:
-        return Groups(self.bits, self.size, self.coding, self.halves, self.book)
+        return Groups(self.bits, self.size, self.coding, self.factors, self.book)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,12 @@ class PackedMatrix:
     kind: WeightKind
     groups: PackedGroups | None = None
 
+    def keeps(self, weight: Weight) -> bool:
+        """Whether the numbers of the weight that this was packed from are not rounded here."""
+        if isinstance(weight, QuantizedWeight):
+            return self.groups is not None
+        return self.kind == WeightKind.FLOAT32 or self.kind.dtype == weight.dtype == torch.bfloat16
+
     def struct(self) -> Matrix:
         """Points at the tensors of this, which must outlive it."""
         tensors = (address(tensor) for tensor in (self.panels, self.scales, self.bias))
@@ -84,8 +103,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedTable:
-    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product in groups that has them as its
-    outputs."""
+    """An embedding's rows, from row `first` on: numbers [rows, hidden], or a product that has them as its outputs."""
 
     rows: torch.Tensor | PackedMatrix
     first: int

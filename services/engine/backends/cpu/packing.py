@@ -8,12 +8,14 @@ transformers' layers."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from services.engine.backends.cpu.packed import (
     Coding,
+    Factors,
     PackedExperts,
     PackedGroups,
     PackedInputsOfLayers,
@@ -47,6 +49,7 @@ ONE_PROCESS = Layout()
 GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
 E4M3_FACTOR = 2.0**120  # of scales: the kernels read FP8 as so much smaller numbers
 E4M3_NAN = 0x7F  # with either sign
+MOST_FACTOR = 2.0**100  # of scales and offsets; the kernels' `rounded_to_bfloat16` needs weights below 2^110
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     """Read and pack a rank's part of the model."""
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
-    vocabulary = packer.matrix(weights.vocabulary()) if layout.is_last else None
+    head = weights.vocabulary() if layout.is_last else None
+    vocabulary = packer.matrix(head) if head else None
     return PackedModel(
         spec=setup.spec,
         layout=layout,
@@ -80,7 +84,7 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=vocabulary,
-        embedding=_embedding(packer, weights, vocabulary) if layout.is_first else None,
+        embedding=_embedding(packer, weights, head, vocabulary) if layout.is_first else None,
         positions=packer.table(weights.positions(), weights.positions_name)
         if layout.is_first and not part.rotary
         else None,
@@ -90,9 +94,11 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
     )
 
 
-def _embedding(packer: Packer, weights: DecoderWeights, vocabulary: PackedMatrix | None) -> PackedTable:
-    """The tokens' embedding. One that is also the vocabulary is kept once, if its rows can be read there."""
-    if weights.tied and vocabulary and vocabulary.groups:
+def _embedding(
+    packer: Packer, weights: DecoderWeights, head: Linear | None, vocabulary: PackedMatrix | None
+) -> PackedTable:
+    """The tokens' embedding. One that is also the vocabulary is kept once, if no number is rounded there."""
+    if weights.tied and head and vocabulary and vocabulary.keeps(head.weight):
         return PackedTable(vocabulary, weights.first_token)
     return packer.table(weights.embedding(), weights.embedding_name)
 
@@ -243,15 +249,16 @@ class Packer:
         outputs, inputs = weight.shape
         bits, coding = 4 if weight.bits <= 4 else 8, _coding(weight)
         scales = weight.scales * E4M3_FACTOR if coding == Coding.E4M3 else weight.scales
-        factors = [scales, weight.offsets] if coding == Coding.OFFSET else [scales]
-        halves = all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors)
-        groups = PackedGroups(bits, weight.group, coding, halves, weight.values.book)
+        count = 2 if coding == Coding.OFFSET else 1
+        supers = weight.supers[:count]
+        kept, factors = _factors([scales, weight.offsets][:count], supers)
+        groups = PackedGroups(bits, weight.group, coding, kept, weight.values.book)
         struct = groups.struct()
         size = self._library.orca_group_panel_size(ctypes.byref(struct), inputs)
         packed = self._allocate((panels * size,), kind.dtype, CPU)
-        tensors = [each.contiguous() for each in (weight.codes, scales, weight.offsets)]
+        tensors = [weight.codes.contiguous(), *_two(factors), *_two(supers)]
         self._library.orca_pack_groups(
-            *(ctypes.c_void_p(each.data_ptr()) for each in tensors),
+            *(ctypes.c_void_p(address(each)) for each in tensors),
             ctypes.byref(struct),
             outputs,
             inputs,
@@ -263,6 +270,30 @@ class Packer:
         return packed, groups
 
 
+def _factors(factors: list[torch.Tensor], supers: tuple[torch.Tensor, ...]) -> tuple[Factors, list[torch.Tensor]]:
+    """How scales and offsets are kept, and what of them: if these are multiples of `supers`, how many times."""
+    if all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors):
+        return Factors.HALVES, factors
+    if len(supers) == len(factors):
+        whole = [large.repeat_interleave(each.shape[1] // large.shape[1], 1) for each, large in _pairs(factors, supers)]
+        times = [torch.where(large == 0, 0, each / large).round() for each, large in _pairs(factors, whole)]
+        if all(
+            bool(((count >= -128) & (count <= 127)).all()) and torch.equal(count * large, each)
+            for count, large, each in zip(times, whole, factors, strict=True)
+        ):
+            return Factors.BYTES, times
+    return Factors.FLOATS, factors
+
+
+def _pairs(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> zip[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(first, second, strict=True)
+
+
+def _two(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Contiguous, filled up with None."""
+    return [*(each.contiguous() for each in tensors), None, None][:2]
+
+
 def _coding(weight: QuantizedWeight) -> Coding:
     if weight.values == Values.INTEGERS:
         return Coding.CENTRED if weight.is_centred else Coding.OFFSET
@@ -270,9 +301,11 @@ def _coding(weight: QuantizedWeight) -> Coding:
 
 
 def _is_executed(weight: QuantizedWeight) -> bool:
-    """Whether the kernels give the numbers of these codes. Of FP8, they do not know NaN, and scales must have room for
-    their factor."""
-    if weight.group % GROUP_STEP:
+    """Whether the kernels give the numbers of these codes. They round with numbers that are larger than the weights. Of
+    FP8, they do not know NaN, and scales must have room for their factor."""
+    if weight.group % GROUP_STEP or not all(
+        bool(each.abs().amax() <= MOST_FACTOR) for each in (weight.scales, weight.offsets)
+    ):
         return False
     if weight.values != Values.E4M3:
         return True

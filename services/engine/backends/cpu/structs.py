@@ -11,7 +11,7 @@ class Groups(Structure):
         ("bits", c_int32),
         ("size", c_int32),
         ("coding", c_int32),
-        ("halves", c_int32),
+        ("factors", c_int32),
         ("book", c_float * 16),
     )
 

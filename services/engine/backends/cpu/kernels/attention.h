@@ -18,7 +18,7 @@ struct PrefetchParts {
         constexpr int BYTES = 2 * LANES * SIZE;
 #pragma GCC unroll 4
         for (const void*& part : parts) {
-            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(part) + line, 0, 2);
+            for (int line = 0; line < BYTES; line += 64) prefetch<0, 2>(static_cast<const char*>(part) + line);
             part = static_cast<const char*>(part) + BYTES;
         }
     }
@@ -94,7 +94,7 @@ private:
         for (; d + LANES <= heads_.dim; d += LANES) {
             Vector square[LANES] = {};
             for (int r = 0; r < count; ++r) square[r] = load(from(r) + d) * heads_.scaling;
-            store_transposed(to + size_t(d) * ROWS, square, LANES);
+            store_transposed(to + size_t(d) * ROWS, square, ROWS, LANES);
         }
         for (; d < heads_.dim; ++d)
             for (int r = 0; r < count; ++r) to[size_t(d) * ROWS + r] = from(r)[d] * heads_.scaling;

@@ -52,7 +52,7 @@ private:
     struct Scratch {
         AttentionRows rows;
         int pairs;  // of dimensions
-        float *queries, *query_scales;     // pairs of codes [tiles][pairs][ROWS]; [rows]
+        float *queries, *query_scales;     // pairs of codes [tile][pairs][height]; [rows]
         float *weights, *weight_scales;    // codes [rows][KEYS]; [rows]
         float *key_scales, *value_scales;  // [KEYS]
         float *keys, *values;              // copies [KEYS / LANES][pairs][LANES][2] and [KEYS / 2][padded][2]
@@ -62,14 +62,14 @@ private:
             const size_t copied = codes_in_pairs(heads) ? 0 : KEYS * heads.padded_dim() / sizeof(float);
             lay_out([&](const auto& take) {
                 rows.lay(take);
-                queries = take(size_t(rows.own.tiles) * pairs * ROWS), query_scales = take(count);
+                queries = take(rows.own.size(pairs)), query_scales = take(count);
                 weights = take(size_t(count) * KEYS / 2), weight_scales = take(count);
                 key_scales = take(KEYS), value_scales = take(KEYS);
                 keys = take(copied), values = take(copied);
             });
         }
         int16_t* query(int row) const {
-            return reinterpret_cast<int16_t*>(queries) + 2 * rows.own.at(row, pairs);
+            return reinterpret_cast<int16_t*>(queries) + 2 * rows.own.at(row, 0, pairs);
         }
         int16_t* weights_of(int row) const { return reinterpret_cast<int16_t*>(weights) + size_t(row) * KEYS; }
         int8_t* key_copy(int j) const { return reinterpret_cast<int8_t*>(keys) + size_t(j / LANES) * pairs * LANES * 2; }
@@ -99,7 +99,7 @@ private:
             if (const int some = std::min(LANES, heads_.dim - d); some > 0) std::memcpy(&part, from + d, some * sizeof(float));
             const Ints codes = rounded(part * inverse);
             for (int i = 0; i < std::min(LANES, 2 * s.pairs - d); ++i)
-                to[size_t(d + i) / 2 * 2 * ROWS + i % 2] = int16_t(codes[i]);
+                to[size_t(d + i) / 2 * 2 * s.rows.own.height + i % 2] = int16_t(codes[i]);
         }
         s.query_scales[row] = (top / most + odd) * heads_.scaling;
     }
@@ -152,8 +152,8 @@ private:
         for (int tile = 0; tile < rows.own.tiles; ++tile)
             with_rows<MOST_ROWS>(rows.own.rows_of(tile), [&](auto R) {
                 Ints sums[R][V];
-                const float* queries = s.queries + size_t(tile) * s.pairs * ROWS;
-                sum_codes<R, V, 1>(sums, reinterpret_cast<const int32_t*>(queries), ROWS, runs, 2, step);
+                const float* queries = s.queries + size_t(tile) * s.pairs * rows.own.height;
+                sum_codes<R, V, 1>(sums, reinterpret_cast<const int32_t*>(queries), rows.own.height, runs, 2, step);
                 Vector scores[R][V];
                 for (int r = 0; r < R; ++r)
                     for (int v = 0; v < V; ++v)
@@ -250,8 +250,8 @@ private:
         for (int v = 0; v < V / 2; ++v) run.soon[v] = from + v * LINE;
         run.further = V / 2 * LINE;
         if (d) return;
-        __builtin_prefetch(scale_at(heads_, cache_.keys + at(range, j), first), 0, 2);
-        __builtin_prefetch(scale_at(heads_, cache_.values + at(range, j), first), 0, 2);
+        prefetch<0, 2>(scale_at(heads_, cache_.keys + at(range, j), first));
+        prefetch<0, 2>(scale_at(heads_, cache_.values + at(range, j), first));
     }
 
     static constexpr int LINE = 64;  // bytes of a cache line

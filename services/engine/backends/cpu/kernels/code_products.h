@@ -65,7 +65,7 @@ __attribute__((noinline)) void sum_codes(Ints (&sums)[R][V], const int32_t* rows
         for (int k = 0; k < run.count; ++k, rows += along) {
 #pragma GCC unroll 4
             for (int v = 0; v < V / 2; ++v) {
-                __builtin_prefetch(soon[v], 0, 2);
+                prefetch<0, 2>(soon[v]);
                 soon[v] += run.further;
             }
             Ints loaded[V];

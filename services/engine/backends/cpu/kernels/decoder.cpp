@@ -230,13 +230,15 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
 }
 
 // How many bytes a panel of groups has.
-int orca_group_panel_size(const Groups* groups, int inputs) { return inputs / groups->size * groups->bytes(); }
+int orca_group_panel_size(const Groups* groups, int inputs) { return groups->panel_bytes(inputs); }
 
-// Packs weights in groups into panels of `kind`; see orca_pack.
-void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const Groups* groups, int outputs,
-                      int inputs, WeightKind kind, int gated, int threads, uint8_t* panels) {
+// Packs weights in groups into panels of `kind`; see orca_pack and GroupPacking.
+void orca_pack_groups(const uint8_t* codes, const float* scales, const float* offsets, const float* of_scales,
+                      const float* of_offsets, const Groups* groups, int outputs, int inputs, WeightKind kind, int gated,
+                      int threads, uint8_t* panels) {
     const Packing<float> order{nullptr, outputs, inputs, gated != 0};
-    const GroupPacking packing{codes, scales, offsets, *groups, order, kind == WeightKind::GROUPS_DOTS};
+    const GroupPacking packing{codes,   scales, offsets, {of_scales, of_offsets},
+                               *groups, order,  kind == WeightKind::GROUPS_DOTS};
     together(threads, [&](Member& member) {
         member.each(order.panels(), [&](int panel) { packing.pack(panel, panels); });
     });
@@ -259,7 +261,7 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
     });
 }
 
-// to [count, inputs] = these outputs of a matrix in groups: rows of an embedding.
+// to [count, inputs] = these outputs of a matrix that is not INT8: rows of an embedding.
 void orca_read_outputs(const Matrix* matrix, const int32_t* outputs, int count, int threads, float* to) {
     const auto read = [&](int i) { read_output(*matrix, outputs[i], to + size_t(i) * matrix->inputs); };
     constexpr int FEW = 8;  // take less time than the team needs to begin

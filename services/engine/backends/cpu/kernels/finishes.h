@@ -61,7 +61,7 @@ private:
         void operator()(int panel, int row, int count) const {
             for (int r = row; r < row + count; ++r)
                 for (int half = 0; half < 2; ++half)
-                    __builtin_prefetch(product.to + size_t(r) * product.matrix.outputs + panel * WIDTH + half * LANES, 1);
+                    prefetch<1>(product.to + size_t(r) * product.matrix.outputs + panel * WIDTH + half * LANES);
         }
     };
 

@@ -3,6 +3,23 @@
 
 #include "dots.h"
 
+// sums[R][2] of R rows of a tile by a panel whose weights stay in registers.
+//
+// Not inlined, see sum_products.
+template <int R, int BITS, Coding CODING>
+__attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const float* rows, const Matrix& matrix, int panel) {
+    Vector own[R][2] = {};
+    each_half<BITS, CODING>(matrix.groups, matrix.groups_of(panel),
+                            [&](int half, Vector weights) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+                                for (int r = 0; r < R; ++r) own[r][half] += broadcast(rows[r]) * weights;
+                                if (half) rows += R;
+                            });
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) sums[r][half] = own[r][half];
+}
+
 // One thread's share of a product by float32 rows; see Share.
 template <class Finish, class Expect>
 class GroupShare {
@@ -13,6 +30,10 @@ public:
     // Tiles [first, last) by panels [begin, end). A panel is widened once for all tiles; for one tile, a piece at a time,
     // which is still in the first-level cache when it is multiplied.
     void run(int first, int last, int begin, int end) const {
+        if (tiles_.count <= IN_REGISTERS) {
+            for (int panel = begin; panel < end; ++panel) multiply_few(panel);
+            return;
+        }
         const Groups& groups = matrix_.groups;
         const int all = matrix_.inputs / groups.size;
         const int piece = last - first == 1 ? std::clamp(PIECE / groups.size, 1, all) : all;
@@ -21,34 +42,44 @@ public:
         if (memory.size() < size) memory.resize(size);
         float* wide = memory.data();
         for (int panel = begin; panel < end; ++panel) {
-            const uint8_t* from = matrix_.grouped_panel(panel);
-            if (piece == all) widen(from, all, wide);
-            for (int tile = first; tile < last; ++tile) multiply(tile, panel, from, piece, wide);
+            if (piece == all) widen(matrix_.groups_of(panel), wide);
+            for (int tile = first; tile < last; ++tile) multiply(tile, panel, piece, wide);
         }
     }
 
 private:
     static constexpr int PIECE = 128;  // depths
+    static constexpr int IN_REGISTERS = ROWS - 2;  // rows whose sums fit beside scales and offsets
 
-    void widen(const uint8_t* from, int count, float* wide) const {
+    void multiply_few(int panel) const {
+        expect_(panel, 0, tiles_.count);
         with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
-            widen_groups<BITS, CODING>(matrix_.groups, from, count, wide);
+            with_rows<IN_REGISTERS>(tiles_.count, [&](auto R) {
+                Vector sums[R][2];
+                sum_groups<R, BITS, CODING>(sums, packed_, matrix_, panel);
+                finish_(panel, 0, sums);
+            });
         });
     }
 
-    void multiply(int tile, int panel, const uint8_t* from, int piece, float* wide) const {
+    void widen(const GroupRange& range, float* wide) const {
+        with_codes(matrix_.groups,
+                   [&]<int BITS, Coding CODING>() { widen_groups<BITS, CODING>(matrix_.groups, range, wide); });
+    }
+
+    void multiply(int tile, int panel, int piece, float* wide) const {
         const Groups& groups = matrix_.groups;
         const int row = tile * tiles_.height, rows = tiles_.rows_of(tile), all = matrix_.inputs / groups.size;
         expect_(panel, row, rows);
         with_rows(rows, [&](auto R) {
             Vector sums[R][2] = {};
-            const float* numbers = packed_ + size_t(tile) * matrix_.inputs * ROWS;
+            const float* numbers = packed_ + tiles_.at(row, 0, matrix_.inputs);
             for (int group = 0; group < all; group += piece) {
                 const int count = std::min(piece, all - group);
-                if (piece < all) widen(from + size_t(group) * groups.bytes(), count, wide);
+                if (piece < all) widen(matrix_.groups_of(panel, group, count), wide);
                 const Run<float, 2> run{{wide, wide + LANES}, count * groups.size};
-                sum_products<R, 2, 1, false>(sums, numbers, ROWS, &run, 1, WIDTH);
-                numbers += size_t(run.count) * ROWS;
+                sum_products<R, 2, 1, false>(sums, numbers, tiles_.height, &run, 1, WIDTH);
+                numbers += size_t(run.count) * tiles_.height;
             }
             finish_(panel, row, sums);
         });
@@ -71,7 +102,7 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         each_pair<BITS, CODING, false>(
-            matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+            matrix.groups, matrix.groups_of(panel),
             [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
                 std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
             });
@@ -82,8 +113,8 @@ inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
 
 #endif
 
-// Writes the weights of one output, which are not gated, as floats. A whole panel is widened for it.
-inline void read_output(const Matrix& matrix, int output, float* to) {
+// See read_output. A whole panel is widened for it.
+inline void read_grouped_output(const Matrix& matrix, int output, float* to) {
     const int panel = output / WIDTH, column = output % WIDTH;
 #if defined(HAS_UNITS)
     if (matrix.kind == WeightKind::GROUPS_DOTS) {
@@ -96,8 +127,7 @@ inline void read_output(const Matrix& matrix, int output, float* to) {
     const size_t size = size_t(matrix.inputs) * WIDTH;
     if (memory.size() < size) memory.resize(size);
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
-        widen_groups<BITS, CODING>(matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
-                                   memory.data());
+        widen_groups<BITS, CODING>(matrix.groups, matrix.groups_of(panel), memory.data());
     });
     for (int k = 0; k < matrix.inputs; ++k) to[k] = memory[size_t(k) * WIDTH + column];
 }
@@ -150,7 +180,7 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Ro
     __m512 own[R][2] = {};
     RowPairs<R> pairs(rows);
     each_pair<BITS, CODING, (R > WITH_FACTORS)>(
-        matrix.groups, matrix.grouped_panel(panel), matrix.inputs / matrix.groups.size,
+        matrix.groups, matrix.groups_of(panel),
         [&](int, int half, __m512bh columns) __attribute__((always_inline)) {
             pairs.each([&](int r, __m512bh x) __attribute__((always_inline)) {
                 own[r][half] = _mm512_dpbf16_ps(own[r][half], x, columns);

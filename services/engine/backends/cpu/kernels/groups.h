@@ -4,28 +4,55 @@
 
 #include "codes.h"
 
+// How scales and offsets are kept; packed.py has the same. BYTES: integers, which are multiplied by a float16 of SUPER
+// inputs, as the K-quants of GGUF files are stored.
+enum class Factors : int32_t { FLOATS, HALVES, BYTES };
+
+constexpr int SUPER = 256;
+
 // How a matrix keeps its groups. A panel is [inputs / size] of them, each with its scales [WIDTH], its offsets [WIDTH]
 // (of Coding::OFFSET alone) and its codes [blocks][vectors][LANES][SLOTS]; eight-bit codes are
 // [blocks][SLOTS][vectors][LANES], minus 128 if they are centred; E4M3 [blocks][SLOTS * vectors / 4][LANES][4].
 //
 // A block of GROUPS has two vectors, the halves of a panel, and a slot for each of SLOTS depths. One of GROUPS_DOTS has
 // four, each of the pairs of depths of 8 columns, and a slot for each of SLOTS pairs.
+//
+// A panel whose factors are BYTES begins with [inputs / SUPER] float16 by which scales are multiplied [WIDTH], and those
+// for offsets [WIDTH].
 struct Groups {
     int32_t bits;      // of a code: 4 or 8
     int32_t size;      // inputs of a group, a multiple of STEP
     Coding coding;
-    int32_t halves;    // scales and offsets are float16; otherwise float32
+    Factors factors;
     float book[16];    // of Coding::BOOK
 
-    int number() const { return halves ? 2 : 4; }
-    int header() const { return WIDTH * number() * (coding == Coding::OFFSET ? 2 : 1); }
+    int number() const { return factors == Factors::FLOATS ? 4 : factors == Factors::HALVES ? 2 : 1; }
+    int kinds() const { return coding == Coding::OFFSET ? 2 : 1; }
+    int header() const { return WIDTH * number() * kinds(); }
     int bytes() const { return header() + WIDTH * size * bits / 8; }
+    int super_bytes() const { return factors == Factors::BYTES ? 2 * WIDTH * kinds() : 0; }
+    int panel_bytes(int inputs) const { return inputs / SUPER * super_bytes() + inputs / size * bytes(); }
+};
+
+// Some groups of a panel, one after another.
+struct GroupRange {
+    const uint8_t* panel;
+    int inputs, first, count;  // inputs of the panel
+
+    const uint8_t* begin(const Groups& groups) const {
+        return panel + inputs / SUPER * groups.super_bytes() + size_t(first) * groups.bytes();
+    }
+    const uint8_t* super_of(const Groups& groups, int group) const {
+        return panel + (first + group) * groups.size / SUPER * groups.super_bytes();
+    }
 };
 
 // The scales or offsets of half a panel, from column `lane` on.
-inline Vector load_factors(const Groups& groups, const uint8_t* from, int lane) {
+inline Vector load_factors(const Groups& groups, const uint8_t* from, const uint8_t* super, int lane) {
     from += lane * groups.number();
-    if (groups.halves) return load_half(from);
+    if (groups.factors == Factors::BYTES)
+        return load(reinterpret_cast<const int8_t*>(from)) * load_half(super + lane * sizeof(_Float16));
+    if (groups.factors == Factors::HALVES) return load_half(from);
     return load(reinterpret_cast<const float*>(from));
 }
 
@@ -60,36 +87,41 @@ inline void with_codes(const Groups& groups, const Work& work) {
     }
 }
 
+// To the nearest, ties to even. The size of `v` is less than 2^110: packing.py leaves out other weights. Where the processor
+// has no such conversion, a difference of numbers 2^16 times as large rounds. Numbers below the least normal one, 2^-126,
+// may differ in the last bit: the conversion takes them for 0.
 inline Vector rounded_to_bfloat16(Vector v) {
 #if defined(__AVX512BF16__)
     const __m256i halves = __m256i(_mm512_cvtneps_pbh(__m512(v)));
     return Vector(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
 #else
-    Ints bits = same_bits<Ints>(v);
-    bits += 0x7FFF + (bits >> 16 & 1);
-    return same_bits<Vector>(bits & int32_t(0xFFFF0000));
+    const Vector rest = v * 65536.0f - v;
+    return v * 65536.0f - rest;
 #endif
 }
 
-constexpr int BYTES_AHEAD = 2048;  // how far before its use a panel is prefetched, also past its end
+constexpr int BYTES_AHEAD = 4096;  // how far before its use a panel is prefetched, also past its end
 
 // Prefetches the share of one slot in a block of BYTES. All lines of a block at once would make the processor wait.
 template <int BYTES>
 inline void prefetch_ahead(const uint8_t* block, int slot) {
-    if (slot * BYTES % (64 * SLOTS) == 0) __builtin_prefetch(block + BYTES_AHEAD + slot * BYTES / SLOTS);
+    if (slot * BYTES % (64 * SLOTS) == 0) prefetch<0, 2>(block + BYTES_AHEAD + slot * BYTES / SLOTS);
 }
 
-// Writes the weights of `count` groups as floats [depth][WIDTH].
-template <int BITS, Coding CODING>
-inline void widen_groups(const Groups& groups, const uint8_t* from, int count, float* to) {
+// Calls use(half, weights) for each depth in the groups and each half of their panel.
+template <int BITS, Coding CODING, class Use>
+__attribute__((always_inline)) inline void each_half(const Groups& groups, const GroupRange& range, const Use& use) {
     constexpr int BLOCK_BYTES = 2 * LANES * SLOTS * BITS / 8;
     constexpr bool ADDS = CODING == Coding::OFFSET;
     const Book book(groups.book);
-    for (int group = 0; group < count; ++group) {
+    const uint8_t* from = range.begin(groups);
+    for (int group = 0; group < range.count; ++group) {
+        const uint8_t* super = range.super_of(groups, group);
         Vector scales[2], offsets[2] = {};
         for (int half = 0; half < 2; ++half) {
-            scales[half] = load_factors(groups, from, half * LANES);
-            if (ADDS) offsets[half] = load_factors(groups, from + WIDTH * groups.number(), half * LANES);
+            scales[half] = load_factors(groups, from, super, half * LANES);
+            if (ADDS)
+                offsets[half] = load_factors(groups, from + WIDTH * groups.number(), super + WIDTH * 2, half * LANES);
         }
         from += groups.header();
         for (int k = 0; k < groups.size; k += SLOTS, from += BLOCK_BYTES) {
@@ -97,13 +129,22 @@ inline void widen_groups(const Groups& groups, const uint8_t* from, int count, f
             for (int slot = 0; slot < SLOTS; ++slot) {
                 prefetch_ahead<BLOCK_BYTES>(from, slot);
 #pragma GCC unroll 2
-                for (int half = 0; half < 2; ++half, to += LANES) {
+                for (int half = 0; half < 2; ++half) {
                     const Vector scaled = scales[half] * numbers_of<BITS, CODING, 2>(from, half, slot, book);
-                    store(to, rounded_to_bfloat16(ADDS ? scaled + offsets[half] : scaled));
+                    use(half, rounded_to_bfloat16(ADDS ? scaled + offsets[half] : scaled));
                 }
             }
         }
     }
+}
+
+// Writes the weights of groups as floats [depth][WIDTH].
+template <int BITS, Coding CODING>
+inline void widen_groups(const Groups& groups, const GroupRange& range, float* to) {
+    each_half<BITS, CODING>(groups, range, [&](int, Vector weights) __attribute__((always_inline)) {
+        store(to, weights);
+        to += LANES;
+    });
 }
 
 #if defined(__AVX512BF16__)
@@ -117,20 +158,23 @@ inline Vector doubled(Vector v, int first, std::integer_sequence<int, I...>) {
 // Numbers [first, first + 8) of v, each of them twice.
 inline Vector doubled(Vector v, int first) { return doubled(v, first, std::make_integer_sequence<int, LANES>()); }
 
-// Calls use(depth, half, columns) for each pair of depths in `count` groups and each half of a panel; `columns` are the
+// Calls use(depth, half, columns) for each pair of depths in the groups and each half of their panel; `columns` are the
 // pairs of that half, rounded to bfloat16. SPARING: scales and offsets stay in memory.
 template <int BITS, Coding CODING, bool SPARING, class Use>
-__attribute__((always_inline)) inline void each_pair(const Groups& groups, const uint8_t* from, int count, const Use& use) {
+__attribute__((always_inline)) inline void each_pair(const Groups& groups, const GroupRange& range, const Use& use) {
     constexpr int BLOCK_BYTES = WIDTH * STEP * BITS / 8;
     constexpr bool ADDS = CODING == Coding::OFFSET;
     const Book book(groups.book);
+    const uint8_t* from = range.begin(groups);
     int k = 0;
-    for (int group = 0; group < count; ++group) {
+    for (int group = 0; group < range.count; ++group) {
+        const uint8_t* super = range.super_of(groups, group);
         Vector scales[4], offsets[4] = {};
         for (int v = 0; v < 4; ++v) {
-            scales[v] = doubled(load_factors(groups, from, v / 2 * LANES), v % 2 * 8);
+            scales[v] = doubled(load_factors(groups, from, super, v / 2 * LANES), v % 2 * 8);
             if (ADDS)
-                offsets[v] = doubled(load_factors(groups, from + WIDTH * groups.number(), v / 2 * LANES), v % 2 * 8);
+                offsets[v] = doubled(
+                    load_factors(groups, from + WIDTH * groups.number(), super + WIDTH * 2, v / 2 * LANES), v % 2 * 8);
         }
         from += groups.header();
         for (const int end = k + groups.size; k < end; from += BLOCK_BYTES) {

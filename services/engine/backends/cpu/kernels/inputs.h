@@ -11,7 +11,7 @@ struct Heights {
     int unit, low, high;
 };
 
-// Floats, [tile][depth][ROWS].
+// Floats, [tile][depth][height].
 class TiledInput {
 public:
     static constexpr Heights SLICES{ROWS, 4, 6};
@@ -19,11 +19,13 @@ public:
     TiledInput(float* memory, int depth, const Tiles& tiles) : to_(memory), depth_(depth), tiles_(tiles) {}
     TiledInput(Numbers& memory, int depth, const Tiles& tiles) : TiledInput(memory.data(), depth, tiles) {}
 
-    static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
+    static size_t floats(int rows, int depth) { return Tiles(rows).size(depth); }
 
     // Sets numbers [at, at + n) of all rows of the tile that begins with `row`. Overwrites the vectors, one for each
     // row.
-    void set(int row, int, int at, Vector (&rows)[LANES], int n) const { store_transposed(place(row, at), rows, n); }
+    void set(int row, int, int at, Vector (&rows)[LANES], int n) const {
+        store_transposed(place(row, at), rows, tiles_.height, n);
+    }
 
     void set(int row, int at, float x) const { *place(row, at) = x; }
 
@@ -38,21 +40,21 @@ public:
     void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
         float* to = place(row, at);
         if (count == 1) {
-            for (int d = 0; d < dim; ++d) to[size_t(d) * ROWS] = from[d];
+            for (int d = 0; d < dim; ++d) to[size_t(d) * tiles_.height] = from[d];
             return;
         }
         for (int d = 0; d < dim; d += LANES) {
             Vector square[LANES] = {};
             for (int r = 0; r < count; ++r) square[r] = load(from + r * step + d);
             transpose(square);
-            for (int k = 0; k < std::min(LANES, dim - d); ++k) store_some(to + size_t(d + k) * ROWS, square[k], count);
+            for (int k = 0; k < std::min(LANES, dim - d); ++k) store_some(to + size_t(d + k) * tiles_.height, square[k], count);
         }
     }
 
     // Prefetches, for writing, `numbers` of a tile's rows from `at` on.
     void expect(int row, int at, int numbers) const {
         const float* to = place(row, at);
-        for (int i = 0; i < numbers * ROWS; i += 16) __builtin_prefetch(to + i, 1);
+        for (int i = 0; i < numbers * tiles_.height; i += 16) prefetch<1>(to + i);
     }
 
     template <class Crew, class Finish, class Expect>
@@ -61,7 +63,7 @@ public:
     }
 
 private:
-    float* place(int row, int at) const { return to_ + tiles_.at(row, depth_) + size_t(at) * ROWS; }
+    float* place(int row, int at) const { return to_ + tiles_.at(row, at, depth_); }
 
     float* to_;
     int depth_;
@@ -147,7 +149,7 @@ private:
         Prefetch(const Dotted* panel, int blocks)
             : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
         void operator()() {
-            for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
+            for (int i = 0; i < lines_; ++i, at_ += 64) prefetch<0, 2>(at_);
         }
 
     private:

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "dots.h"
+#include "group_products.h"
 
 // How many numbers a panel has.
 template <class Number>
@@ -63,10 +63,24 @@ struct Packing {
     }
 };
 
-// Codes [outputs, inputs], and scales and offsets [outputs, inputs / size], as panels of groups.
+// Writes the weights of one output as floats. They are not gated, and not INT8.
+inline void read_output(const Matrix& matrix, int output, float* to) {
+    const auto gather = [&]<class Number>(const Number* panels) {
+        panels += output / WIDTH * panel_size(panels, matrix.inputs);
+        for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(panels[Packing<float>::place(panels, k, output % WIDTH)]);
+    };
+    if (matrix.kind == WeightKind::FLOAT32) return gather(static_cast<const float*>(matrix.panels));
+    if (matrix.kind == WeightKind::BFLOAT16) return gather(static_cast<const Paired*>(matrix.panels));
+    if (matrix.kind == WeightKind::BFLOAT16_DOTS) return gather(static_cast<const Dotted*>(matrix.panels));
+    read_grouped_output(matrix, output, to);
+}
+
+// Codes [outputs, inputs], and scales and offsets [outputs, inputs / size], as panels of groups. Where these are BYTES, they
+// are multiplied by `supers` [outputs, inputs / SUPER], of scales and of offsets.
 struct GroupPacking {
     const uint8_t* codes;
     const float *scales, *offsets;
+    const float* supers[2];
     Groups groups;
     Packing<float> order;  // of the outputs; its weights are not read
     bool dotted;
@@ -83,7 +97,13 @@ struct GroupPacking {
             const int row = order.output(panel, lane);
             rows[lane] = row < 0 ? none.data() : codes + size_t(row) * order.inputs;
         }
-        to += size_t(panel) * count * groups.bytes();
+        to += size_t(panel) * groups.panel_bytes(order.inputs);
+        for (int super = 0; groups.factors == Factors::BYTES && super < order.inputs / SUPER; ++super)
+            for (int kind = 0; kind < groups.kinds(); ++kind)
+                for (int lane = 0; lane < WIDTH; ++lane, to += sizeof(_Float16)) {
+                    const int row = order.output(panel, lane);
+                    put(to, _Float16(row < 0 ? 0 : supers[kind][size_t(row) * (order.inputs / SUPER) + super]));
+                }
         for (int group = 0; group < count; ++group) {
             for (int lane = 0; lane < WIDTH; ++lane) {
                 const int row = order.output(panel, lane);
@@ -101,11 +121,15 @@ struct GroupPacking {
     }
 
 private:
+    template <class Number>
+    static void put(uint8_t* to, Number x) {
+        std::memcpy(to, &x, sizeof x);
+    }
+
     void put_factor(uint8_t* to, int at, float x) const {
-        const _Float16 half = _Float16(x);
-        if (groups.halves)
-            std::memcpy(to + at * sizeof half, &half, sizeof half);
-        else
-            std::memcpy(to + at * sizeof x, &x, sizeof x);
+        to += at * groups.number();
+        if (groups.factors == Factors::BYTES) return put(to, int8_t(x));
+        if (groups.factors == Factors::HALVES) return put(to, _Float16(x));
+        put(to, x);
     }
 };

@@ -32,13 +32,17 @@ struct Matrix {
     WeightKind kind;
     Groups groups;  // of the kinds that have groups
 
-    const uint8_t* grouped_panel(int panel) const {
-        return static_cast<const uint8_t*>(panels) + size_t(panel) * (inputs / groups.size) * groups.bytes();
+    // Groups of a panel: all, or `count` from `first` on.
+    GroupRange groups_of(int panel) const { return groups_of(panel, 0, inputs / groups.size); }
+    GroupRange groups_of(int panel, int first, int count) const {
+        const size_t begin = size_t(panel) * groups.panel_bytes(inputs);
+        return {static_cast<const uint8_t*>(panels) + begin, inputs, first, count};
     }
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
-// `count` rows cut into tiles of nearly equal height: [tile][depth][ROWS].
+// `count` rows cut into tiles of nearly equal height: [tile][depth][height]. A few rows take little of the first-level
+// cache, because every panel is multiplied by all of their numbers.
 struct Tiles {
     int count, height, tiles;
 
@@ -48,11 +52,14 @@ struct Tiles {
         tiles = (rows + height - 1) / height;
     }
     int rows_of(int tile) const { return tile + 1 < tiles ? height : count - tile * height; }
-    // The index of a row's first number; the next one is ROWS further.
-    size_t at(int row, int depth) const { return size_t(row / height) * depth * ROWS + row % height; }
+    // The index of a row's number at a depth of `depths`.
+    size_t at(int row, int depth, int depths) const {
+        return (size_t(row / height) * depths + depth) * height + row % height;
+    }
+    size_t size(int depths) const { return size_t(tiles) * height * depths; }
 };
 
-constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetched
+constexpr int AHEAD = 48;  // how many depths before its use a panel is prefetched
 
 struct Nothing {
     template <class... Any>
@@ -77,9 +84,9 @@ struct PrefetchPanel {
 
     template <class Stored>
     void operator()(const Stored* const (&columns)[2]) {
-        __builtin_prefetch(columns[0] + AHEAD * WIDTH);
-        if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[1] + AHEAD * WIDTH);
-        __builtin_prefetch(later, 0, 2);
+        prefetch(columns[0] + AHEAD * WIDTH);
+        if constexpr (sizeof(Stored) > 2) prefetch(columns[1] + AHEAD * WIDTH);
+        prefetch<0, 2>(later);
         later += step;
     }
 };
@@ -90,8 +97,8 @@ struct PrefetchSeveral {
     void operator()(const Stored* const (&columns)[V]) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; v += 2) {
-            __builtin_prefetch(columns[v] + AHEAD * WIDTH);
-            if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[v + 1] + AHEAD * WIDTH);
+            prefetch(columns[v] + AHEAD * WIDTH);
+            if constexpr (sizeof(Stored) > 2) prefetch(columns[v + 1] + AHEAD * WIDTH);
         }
     }
 };
@@ -202,8 +209,8 @@ private:
         with_rows(rows, [&](auto R) {
             Vector sums[R][2];
             const Run<Stored, 2> run{{weights, weights + LANES}, matrix_.inputs};
-            const float* from = packed_ + size_t(tile) * matrix_.inputs * ROWS;
-            sum_products<R, 2, 1, true>(sums, from, ROWS, &run, 1, WIDTH, fetch, keep);
+            const float* from = packed_ + tiles_.at(row, 0, matrix_.inputs);
+            sum_products<R, 2, 1, true>(sums, from, tiles_.height, &run, 1, WIDTH, fetch, keep);
             finish_(panel, row, sums);
         });
     }
@@ -221,7 +228,7 @@ private:
         }
         with_rows<MOST>(tiles_.count, [&](auto R) {
             Vector sums[R][2 * PANELS];
-            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, ROWS, &run, 1, WIDTH, PrefetchSeveral());
+            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, R, &run, 1, WIDTH, PrefetchSeveral());
             for (int i = 0; i < PANELS; ++i) {
                 Vector own[R][2];
                 for (int r = 0; r < R; ++r) std::copy_n(sums[r] + 2 * i, 2, own[r]);
@@ -264,7 +271,7 @@ class GroupShare;
 template <class Crew, class Finish, class Expect>
 void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
               const Expect& expect) {
-    const size_t size = size_t(matrix.inputs) * ROWS * sizeof(float);
+    const size_t size = size_t(matrix.inputs) * tiles.height * sizeof(float);
     const auto by = [&]<class Own>(const Own*) {
         const Own share(matrix, packed, tiles, finish, expect);
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;

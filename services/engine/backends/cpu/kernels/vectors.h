@@ -33,6 +33,15 @@ struct bfloat16 {
 // Numbers of two vectors, interleaved.
 struct Paired : bfloat16 {};
 
+// Asks for a cache line: to write to it, if WRITE; in the second-level cache, if LOCALITY is 2. Because of the empty
+// statement the compiler keeps functions that do nothing else, which it otherwise takes for functions without an effect
+// and leaves out.
+template <int WRITE = 0, int LOCALITY = 3>
+__attribute__((always_inline)) inline void prefetch(const void* line) {
+    __builtin_prefetch(line, WRITE, LOCALITY);
+    asm volatile("");
+}
+
 template <class To, class From>
 inline To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -136,6 +145,9 @@ inline void transpose(Vector (&rows)[LANES]) {
 inline void store_some(float* to, Vector v, int count) {
 #if defined(__AVX512F__)
     _mm512_mask_storeu_ps(to, __mmask16((1 << count) - 1), __m512(v));
+#elif defined(__AVX2__)
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    _mm256_maskstore_ps(to, __m256i(lanes < count), __m256(v));
 #else
     std::memcpy(to, &v, count * sizeof(float));
 #endif
@@ -148,10 +160,11 @@ inline void store_some(bfloat16* to, Vector v, int count) {
 }
 #endif
 
-// Writes `count` depths of a tile [depth][ROWS] from vectors of up to ROWS rows.
-inline void store_transposed(float* to, Vector (&rows)[LANES], int count) {
+// Writes `count` depths of a tile [depth][height] from vectors of `height` rows.
+inline void store_transposed(float* to, Vector (&rows)[LANES], int height, int count) {
+    if (height == 1) return store_some(to, rows[0], count);
     transpose(rows);
-    for (int k = 0; k < count; ++k) store_some(to + k * ROWS, rows[k], ROWS);
+    for (int k = 0; k < count; ++k) store_some(to + k * height, rows[k], height);
 }
 
 template <int... I>

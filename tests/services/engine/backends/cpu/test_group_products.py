@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
+from services.engine.backends.cpu.packed import Factors, PackedMatrix, WeightKind
 from services.engine.backends.cpu.packing import Packer
 from services.engine.families.decoder_weights import Linear
-from services.engine.weights.quantized import QuantizedWeight, Values
+from services.engine.weights.gguf import FORMATS as FILES
+from services.engine.weights.gguf import read_blocks
+from services.engine.weights.quantized import SUPER, QuantizedWeight, Values, stack
 from services.files import user_cache
 
-ROWS = (1, 2, 4, 5, 8, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
+ROWS = (1, 2, 3, 4, 5, 8, 10, 11, 12, 13, 15, 16, 17, 33, 64, 100, 500)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 96), (33, 32), (7, 160), (40, 512))  # outputs, inputs
 INTEGERS = {  # bits, group, whether offsets are those of codes about a middle, whether factors are float16
     "Q4_0": (4, 32, True, True),
@@ -91,6 +93,51 @@ def test_products_are_those_of_the_same_weights_as_numbers(
     torch.testing.assert_close(whole.double(), rounded.double() @ weight.dequantize().double().T, rtol=0, atol=4e-4)
 
 
+def draw_blocks(kind: str, shape: tuple[int, int], seed: int = 1) -> QuantizedWeight:
+    """Random blocks of a GGUF file, with moderate float16."""
+    form = FILES[kind]
+    drawn = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(256, (shape[0] * shape[1] // SUPER, form.block), generator=drawn, dtype=torch.uint8)
+    for at, _ in form.supers:
+        blocks[:, at + 1] = blocks[:, at + 1] & 0x83 | 0x20
+    blocks[0, [at + byte for at, _ in form.supers for byte in (0, 1)]] = 0  # a block of zeros
+    return read_blocks(kind, blocks.view(shape[0], -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "most"), [("Q4_K", 1.03), ("IQ4_XS", 1.03), ("Q5_K", 1.6), ("Q6_K", 1.31)])
+def test_scales_of_k_quants_are_kept_as_stored(kind: str, most: float, dtype: torch.dtype) -> None:
+    """`most`: bytes of those in the file. Codes of five and six bits are kept in eight."""
+    weight = draw_blocks(kind, (64, 512))
+    packer = Packer(kernels(user_cache()), dtype, 2)
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(2))
+    for part in (weight, weight.part(columns=(256, 512)), weight.take(torch.arange(63, 30, -1))):
+        matrix = packer.matrix(Linear(part))
+        assert matrix.groups is not None
+        assert matrix.groups.factors == Factors.BYTES
+        if len(part) == 64:
+            assert matrix.panels.nbytes == matrix.groups.bytes * part.shape[0] * part.shape[1]
+            assert matrix.panels.nbytes <= most * part.shape[0] * part.shape[1] / SUPER * FILES[kind].block
+        whole = multiply(packer, packer.matrix(Linear(part.dequantize())), x[:, : part.shape[1]].contiguous())
+        for rows in ROWS[:12]:
+            assert torch.equal(multiply(packer, matrix, x[:rows, : part.shape[1]].contiguous()), whole[:rows])
+
+
+def test_k_quants_of_one_input_are_kept_together() -> None:
+    """As queries, keys and values of Q4_K_M; groups that end within larger ones have factors of their own."""
+    packer = Packer(kernels(user_cache()), torch.float32, 2)
+    both = stack([draw_blocks("Q4_K", (64, 512)), draw_blocks("Q6_K", (32, 512), 3)])
+    assert isinstance(both, QuantizedWeight)
+    x = torch.randn(3, 512)
+    for weight, kept in ((both, Factors.BYTES), (both.part(columns=(128, 512)), Factors.FLOATS)):
+        matrix, own = packer.matrix(Linear(weight)), x[:, : weight.shape[1]].contiguous()
+        assert matrix.groups is not None
+        assert matrix.groups.factors == kept
+        assert torch.equal(
+            multiply(packer, matrix, own), multiply(packer, packer.matrix(Linear(weight.dequantize())), own)
+        )
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_gates_are_beside_what_they_multiply(name: str) -> None:
     weight = draw((100, 64), name)
@@ -98,6 +145,45 @@ def test_gates_are_beside_what_they_multiply(name: str) -> None:
     gated, wide = (packer.matrix(Linear(each), gated=True) for each in (weight, weight.dequantize()))
     x = torch.randn(3, 64)
     assert torch.equal(multiply(packer, gated, x), multiply(packer, wide, x))
+
+
+def test_weights_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+    """All codes of eight bits with scales whose products are ties, and just beside ties and powers of two."""
+    scales = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-8, 3 + 2**-7, 2 - 2**-10, 2 - 2**-23, 1 + 2**-23, 257 / 2**30, -1.5])
+    codes = torch.arange(256, dtype=torch.uint8).repeat(2 * len(scales), 1)
+    factors = scales.repeat(2)[:, None].repeat(1, 8)
+    offsets = torch.cat([torch.zeros(len(scales), 8), torch.full((len(scales), 8), 2**-9)])
+    weight = QuantizedWeight(codes, factors, offsets, 8, 32)
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.GROUPS
+    assert torch.equal(multiply_by_ones(matrix), weight.dequantize().float().T)
+
+
+def multiply_by_ones(matrix: PackedMatrix) -> torch.Tensor:
+    """Each weight by itself [inputs, outputs]."""
+    return multiply(Packer(kernels(user_cache()), torch.float32, 1), matrix, torch.eye(matrix.inputs))
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(2.0**110, 0.0), (1.0, -(2.0**110)), (torch.nan, 0.0), (torch.inf, 0.0)])
+def test_weights_that_the_kernels_cannot_round_are_widened(scale: float, offset: float) -> None:
+    weight = draw((40, 64), "Q4_1")
+    weight.scales[3, 1], weight.offsets[3, 1] = scale, offset
+    matrix = Packer(kernels(user_cache()), torch.float32, 1).matrix(Linear(weight))
+    assert matrix.kind == WeightKind.BFLOAT16
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_are_read_as_they_were_stored(stored: torch.dtype) -> None:
+    packer = Packer(kernels(user_cache()), torch.float32, 2)
+    weight = torch.randn(70, 48).to(stored)
+    matrix = packer.matrix(Linear(weight))
+    assert matrix.keeps(weight)
+    found = torch.empty(12, 48)
+    ids = torch.arange(58, 70, dtype=torch.int32)
+    packer._library.orca_read_outputs(
+        ctypes.byref(matrix.struct()), ctypes.c_void_p(ids.data_ptr()), 12, 2, ctypes.c_void_p(found.data_ptr())
+    )
+    assert torch.equal(found, weight[58:].float())
 
 
 def test_groups_that_fill_no_step_are_widened() -> None:
