@@ -25,6 +25,7 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         order=settings.order,
         batches_in_flight=settings.pp,
         lookahead=settings.lookahead,
-        prefix_caching=settings.prefix_caching,
+        prefix_caching=settings.prefix_caching and not figures.whole_prompts,
         share_prefixes=settings.share_prefixes,
+        whole_prompts=figures.whole_prompts,
     )

@@ -115,7 +115,7 @@ def _tokenizer_folder(name: str, cache_dir: Path, progress: Progress) -> Path:
 def _check_vocabulary(tokenizer: Path, folder: Path, name: str) -> None:
     from services.text.token_bytes import TextTables
 
-    ids = len(TextTables.load(tokenizer).token_bytes)
+    ids = len(TextTables.load(tokenizer, exact=False).token_bytes)
     config = json.loads((folder / "config.json").read_bytes())
     logits = (config.get("text_config") or config).get("vocab_size")
     if logits is not None and ids > logits:

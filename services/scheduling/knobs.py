@@ -20,6 +20,7 @@ class Knobs:
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
     `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
+    `whole_prompts`: a prompt is computed in one iteration, alone in it if it is over the budget.
     `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
     """
 
@@ -33,6 +34,7 @@ class Knobs:
     lookahead: int = 0
     prefix_caching: bool = False
     share_prefixes: bool = False
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_batch_size > 0, f"{self.max_batch_size = }"
@@ -41,6 +43,7 @@ class Knobs:
         assert self.lookahead == 0 or self.batches_in_flight == 1, "lookahead is for an engine of one stage"
         # each request of a full batch gets at least one token, so that none starves
         assert self.token_budget is None or self.token_budget >= self.max_batch_size, f"{self.token_budget = }"
+        assert not (self.whole_prompts and self.prefix_caching), "a cached prefix is not computed"
         assert self.tbt_target is None or self.tbt_target > 0, f"{self.tbt_target = }"
 
     @property

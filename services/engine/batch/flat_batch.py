@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from services.engine.batch.request_state import RequestState
+from services.models.pooling import Method
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -26,13 +27,15 @@ class FlatBatch:
     contexts: Numbers  # [requests], tokens computed before this iteration
     table_starts: Numbers  # [requests + 1], into `tables`
     tables: Numbers  # the blocks of each request's context and new tokens, one request after another
-    ends: Numbers  # [sampled], flat index of the last token of each request that is complete after this iteration
-    sampled: list[RequestState]  # [sampled], these requests
+    # [rows], flat index of the token after which logits are needed: the last of each request that is complete after
+    # this iteration. For vectors it is the token that `method` says, or all of them.
+    ends: Numbers
+    sampled: list[RequestState]  # the requests that are complete after this iteration
     block_size: int
     scored_tokens: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
     targets: Numbers  # [scored], these next tokens
     scored_requests: list[tuple[RequestState, int]]  # and how many of `scored_tokens` each has, in order
-    wanted: Numbers  # [sampled + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
+    wanted: Numbers  # [rows + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
 
     @property
     def num_requests(self) -> int:
@@ -63,8 +66,8 @@ class FlatBatch:
         return slots
 
 
-def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
-    """The flat batch of these requests, each with its number of next tokens.
+def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int, method: Method = "last") -> FlatBatch:
+    """The flat batch of these requests, each with its number of next tokens. `method`: see Pooling.
 
     Two counters of a request decide everything: there are no phases.
     """
@@ -78,7 +81,10 @@ def pack_batch(scheduled: list[tuple[RequestState, int]], block_size: int) -> Fl
         tables.append(np.frombuffer(state.blocks, np.int32, -(-end // block_size)))
     starts = [0, *accumulate(count for _, count in scheduled)]
     complete = [i for i, (one, count) in enumerate(scheduled) if one.num_computed_tokens + count == len(one.token_ids)]
-    ends = [starts[i + 1] - 1 for i in complete]
+    if method == "mean":
+        ends = [token for i in complete for token in range(starts[i], starts[i + 1])]
+    else:
+        ends = [starts[i] if method == "cls" else starts[i + 1] - 1 for i in complete]
     scored_requests, scored_tokens, targets = _scored(scheduled, starts)
     wanted = _numbers(ends + scored_tokens)
     return FlatBatch(

@@ -26,6 +26,7 @@ from services.engine.spec import DecoderSpec
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
+from services.models.pooling import MODULES
 from services.models.quantization import MODELOPT_FILE
 
 # by transformers' `model_type`
@@ -118,6 +119,7 @@ def identity(folder: Path, more: bytes = b"") -> str:
     for file in (
         folder / "config.json",
         folder / MODELOPT_FILE,
+        folder / MODULES,
         *CODE,
     ):
         with contextlib.suppress(OSError):  # without a config, transformers reports the error

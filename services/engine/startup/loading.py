@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from services.engine.batch.buffers import Allocate, zeros
 from services.engine.decoder import Decoder
 from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.fit import open_fitted
+from services.engine.families.heads import head_of
 from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout, Partition
@@ -27,6 +29,7 @@ from services.engine.weights.description import describe_kept
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.errors import SettingsError
+from services.models.pooling import pooling_of
 
 FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
 ONE_PROCESS = Layout()
@@ -115,7 +118,12 @@ def open_model(
     """The weights of a model with this spec, in the form in which the fast path executes them. Raises ModelError, also
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
+        folder = source
         source = open_fitted(source, settings.cache_dir, executes_as_stored(settings))
+        weights = open_weights(spec, source, partition)
+        if pooling := pooling_of(folder):
+            weights.head = head_of(source, weights.vocabulary_name, pooling, spec.hidden, folder)
+        return weights
     return open_weights(spec, source, partition)
 
 
@@ -171,6 +179,8 @@ def check_settings(folder: Path, settings: EngineSettings) -> None:
 
 def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
     needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the fast path only"
+    if pooling_of(folder):
+        raise SettingsError(f"tp={settings.tp}, pp={settings.pp}: a model that makes vectors is served by one process")
     spec = fast_path_spec(folder, settings)
     if spec is None:
         raise SettingsError(f"{needed}, which {folder.name} is not on here")
@@ -187,6 +197,8 @@ def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None
     """The spec of the model in `folder`; None if the fast path does not run it on this device. Raises ModelError,
     SettingsError."""
     spec = load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    if spec and pooling_of(folder):
+        spec = replace(spec, logits_scale=1.0, logits_soft_cap=0.0)
     on_cuda = devices.choose_device(settings).type == "cuda"
     return None if spec and on_cuda and not spec.runs_on_cuda else spec
 
