@@ -71,3 +71,60 @@ def expected_vectors(folder: Path, texts: list[list[int]]) -> list[list[float]]:
             vector = torch.nn.functional.normalize(vector, dim=0)
         found.append(vector.tolist())
     return found
+
+
+_ENCODER = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {**_ENCODER, "layer_norm_eps": 1e-12},
+    "roberta": {**_ENCODER, "pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1},
+    "xlm-roberta": {**_ENCODER, "pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1},
+    "distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128, "max_position_embeddings": 128},
+    "modernbert": {
+        **_ENCODER,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 3,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    "nomic_bert": {**_ENCODER, "head_dim": 16},
+    "gemma3_text": {
+        **_ENCODER,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": True,
+    },
+}
+
+
+def make_encoder(folder: Path, family: str, method: str = "mean_tokens", labels: int = 0, **more: Any) -> Path:
+    """A tiny random encoder, or with `labels` a classifier of so many classes."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(family, vocab_size=320, **{**ENCODERS[family], "initializer_range": 0.2, **more})
+        if labels:
+            config.num_labels = labels
+        auto: Any = AutoModelForSequenceClassification if labels else AutoModel
+        model = auto.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1 or name.endswith("bias"):
+                    parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    if not labels:
+        write_modules(folder, method)
+    return folder

@@ -21,8 +21,8 @@ GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ChatMod
 CLASSIFYING = "ForSequenceClassification"
 # Types of models whose tokens attend to all tokens of their text, and those of them whose positions begin behind the
 # padding token's id.
-ENCODERS = frozenset({"bert", "distilbert", "roberta", "xlm-roberta", "camembert", "modernbert", "nomic_bert", "mpnet"})
-BEHIND_PADDING = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+ENCODERS = frozenset({"bert", "distilbert", "roberta", "xlm-roberta", "camembert", "modernbert", "nomic_bert"})
+BEHIND_PADDING = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 Method = Literal["last", "mean", "cls"]
 _METHODS: dict[str, Method] = {
@@ -105,7 +105,7 @@ def _classifier(
         raise ModelError(f"{folder}: classifier_from_token names {len(yes_no)} tokens, it must name two: no and yes")
     labels = config.get("id2label")
     size = 1 if yes_no else len(labels) if labels else int(config.get("num_labels") or 2)
-    method: Method = ("mean" if config.get("classifier_pooling") == "mean" else "cls") if encoder else "last"
+    method: Method = "cls" if encoder else "last"
     told = (config.get("sentence_transformers") or {}).get("activation_fn")
     told = str(told or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
     usual: Literal["sigmoid", "softmax"] = "sigmoid" if size == 1 else "softmax"

@@ -67,6 +67,11 @@ def load_decoder(
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"{path} {FALLBACK}"
     _check_stock(settings)
+    pooling = pooling_of(folder)
+    if pooling and pooling.encoder:
+        from services.engine.backends.stock.encoder import load_encoder
+
+        return load_encoder(folder, pooling, dtype, device, path)
     # transformers' layers take seconds to import, and the fast path does not use them
     from services.engine.backends.stock.loading import load_stock
 
@@ -196,8 +201,10 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
 def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
     """The spec of the model in `folder`; None if the fast path does not run it on this device. Raises ModelError,
     SettingsError."""
-    spec = load_spec(folder, settings.cache_dir) if settings.fast_path else None
-    if spec and pooling_of(folder):
+    pooling = pooling_of(folder)
+    encoder = pooling is not None and pooling.encoder
+    spec = load_spec(folder, settings.cache_dir) if settings.fast_path and not encoder else None
+    if spec and pooling:
         spec = replace(spec, logits_scale=1.0, logits_soft_cap=0.0)
     on_cuda = devices.choose_device(settings).type == "cuda"
     return None if spec and on_cuda and not spec.runs_on_cuda else spec
