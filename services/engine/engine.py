@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -107,7 +108,7 @@ class Engine:
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
         if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            contents = _share(memory, f"{identity} {torch.get_num_threads()} threads", load, make)
+            contents = _share(memory, f"{identity} {pooling!r} {torch.get_num_threads()} threads", load, make)
         else:
             contents = None
         if contents:
@@ -118,6 +119,8 @@ class Engine:
             cache, pages = make(decoder, zeros), None
         decoder.bind(cache)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
+        if pooling:
+            computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
         figures = EngineFigures(
             model=info.name,
             max_model_len=length + 1 if pooling else length,  # a vector is an output token

@@ -59,7 +59,7 @@ class ModelInfo:
             length -= 1 + (raw.get("pad_token_id") or 0)
         return cls(
             name=folder.name,
-            revision=revision or _revision(folder, cache_dir, pooling),
+            revision=revision or _revision(folder, cache_dir),
             architecture=architectures[0],
             max_model_len=min(length, pooling.max_length or length) if pooling else length,
             vocab_size=_field(folder, text, "vocab_size"),
@@ -117,9 +117,9 @@ def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(listed)
 
 
-def _revision(folder: Path, cache_dir: Path | None, pooling: Pooling | None) -> str:
+def _revision(folder: Path, cache_dir: Path | None) -> str:
     files = [*weights_files(folder), *folder.glob(BLOCKS)]
     weights = [(file.name, contents(file, cache_dir)) for file in files]
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    digest.update(repr(weights if pooling is None else (weights, pooling)).encode())
+    digest.update(repr(weights).encode())
     return digest.hexdigest()[:12]

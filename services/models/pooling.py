@@ -1,8 +1,7 @@
 """Pooling: what an embedding model or a classifier makes of the hidden states of a text, as its folder says.
 
 A model generates text unless its folder says otherwise: by the files of sentence-transformers (modules.json and the
-folders it names), by its architecture, or by the setting `runner`, which is a field of config.json here (see
-`replaced`).
+folders it names), by its architecture, or by the setting `hf_overrides`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,13 @@ from services.errors import ModelError
 from services.models.json_file import read_json, read_json_list
 
 MODULES = "modules.json"  # of sentence-transformers
-RUNNER = "runner"  # the field of config.json that the setting `runner` writes
+OVERRIDES = "orca_overrides.json"  # what the setting `hf_overrides` puts before the fields of config.json
+RUNNER = "runner"  # one of these fields, vLLM's flag
+RUNNERS = ("auto", "generate", "pooling")
+# vLLM's other names for them, as values of `task` and `convert`
+TASKS = {"generate": "generate", "auto": "auto", "none": "auto"} | dict.fromkeys(
+    ("pooling", "embed", "embedding", "classify", "score"), "pooling"
+)
 GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ChatModel")  # ends of architectures' names
 CLASSIFYING = "ForSequenceClassification"
 # Types of models whose tokens attend to all tokens of their text, and those of them whose positions begin behind the
@@ -74,6 +79,19 @@ class Pooling:
         return self.encoder or self.method == "mean"
 
 
+def check_overrides(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a field that no model reads here, or a value of another type."""
+    kinds = {RUNNER: str, "architectures": list, "classifier_from_token": list, "is_original_qwen3_reranker": bool}
+    kinds |= {"is_matryoshka": bool, "matryoshka_dimensions": list, "num_labels": int}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"{name} is none of {', '.join(kinds)}")
+        if not isinstance(value, kinds[name]):
+            raise ValueError(f"{name} must be of type {kinds[name].__name__}, not {value!r}")
+    if values.get(RUNNER, "auto") not in RUNNERS:
+        raise ValueError(f"runner must be one of {', '.join(RUNNERS)}, not {values[RUNNER]!r}")
+
+
 def pooling_of(folder: Path) -> Pooling | None:
     """`read_pooling` of the model in `folder`."""
     return read_pooling(folder, read_json(folder / "config.json") or {})
@@ -84,6 +102,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
 
     Raises ModelError for a module or a way of pooling that is not served.
     """
+    config = {**config, **(read_json(folder / OVERRIDES) or {})}
     text = config.get("text_config") or config
     architecture = str((config.get("architectures") or [""])[0])
     encoder = config.get("model_type") in ENCODERS or bool(text.get("use_bidirectional_attention"))

@@ -26,7 +26,7 @@ from services.engine.spec import DecoderSpec
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
-from services.models.pooling import MODULES
+from services.models.pooling import MODULES, OVERRIDES
 from services.models.quantization import MODELOPT_FILE
 
 # by transformers' `model_type`
@@ -120,6 +120,7 @@ def identity(folder: Path, more: bytes = b"") -> str:
         folder / "config.json",
         folder / MODELOPT_FILE,
         folder / MODULES,
+        folder / OVERRIDES,
         *CODE,
     ):
         with contextlib.suppress(OSError):  # without a config, transformers reports the error

@@ -1,5 +1,5 @@
-"""StockEncoder: a model of transformers whose tokens attend to all tokens of their text. It keeps nothing of them: all of
-a text is computed in one iteration."""
+"""StockEncoder: a model of transformers whose tokens attend to all tokens of their text. It keeps nothing of them: all
+of a text is computed in one iteration."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class StockEncoder:
         raise AssertionError("an encoder scores no prompts")
 
     def hidden(self, ids: Numbers, starts: Numbers, seconds: Sequence[int]) -> torch.Tensor:
-        """Hidden states [total_tokens, hidden] of texts `starts[i]` to `starts[i + 1]`; `seconds`: see SamplingParams."""
+        """Hidden states [total_tokens, hidden] of texts `starts[i]` to `starts[i + 1]`; `seconds`: see
+        SamplingParams."""
         lengths = np.diff(starts)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         inputs = {"input_ids": ids, "position_ids": positions + self._first_position}
