@@ -126,6 +126,10 @@ class DecoderWeights(ABC):
         """The embedding of positions, for a family that learns them."""
         raise AssertionError(f"{self._spec.family} learns no positions")
 
+    def second_text(self) -> torch.Tensor | None:
+        """What tokens of the second text of a pair get besides [hidden]; None if the family tells no texts apart."""
+        return None
+
     def inputs_of_layers(self) -> InputsOfLayersWeights:
         """For a family whose layers get numbers of each token."""
         raise AssertionError(f"{self._spec.family} has no inputs of layers")

@@ -124,7 +124,8 @@ def open_model(
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
         folder = source
-        source = open_fitted(source, settings.cache_dir, executes_as_stored(settings))
+        stored = executes_as_stored(settings)
+        source = open_folder(folder, stored) if spec.both_ways else open_fitted(folder, settings.cache_dir, stored)
         weights = open_weights(spec, source, partition)
         if pooling := pooling_of(folder):
             weights.head = head_of(source, weights.vocabulary_name, pooling, spec.hidden, folder)
@@ -138,7 +139,9 @@ def cpu_setup(
     """What the weights of a CpuDecoder are packed from. Raises NoKernels."""
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
-    library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
+    # keys of an encoder are of one iteration, in which attention on tiles would see only the ones before each
+    cached = torch.float32 if spec.both_ways else devices.choose_cache_dtype(settings, dtype)
+    library = kernels(settings.cache_dir)
     return CpuSetup(library, spec, weights, dtype, kept, cached, torch.get_num_threads(), length, allocate)
 
 
@@ -203,7 +206,9 @@ def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None
     SettingsError."""
     pooling = pooling_of(folder)
     encoder = pooling is not None and pooling.encoder
-    spec = load_spec(folder, settings.cache_dir) if settings.fast_path and not encoder else None
+    if not settings.fast_path or (pooling and encoder and pooling.kind == "classify"):  # heads of several products
+        return None
+    spec = load_spec(folder, settings.cache_dir, encoder)
     if spec and pooling:
         spec = replace(spec, logits_scale=1.0, logits_soft_cap=0.0)
     on_cuda = devices.choose_device(settings).type == "cuda"

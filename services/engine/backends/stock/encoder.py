@@ -103,16 +103,13 @@ class TextAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         asked = call.extras["attention_mask"]
-        parts = [part.transpose(0, 1).split(self._lengths, 1) for part in (call.query, call.key, call.value)]
-        outputs = [
-            scaled_dot_product_attention(
-                *(part[None] for part in text),
-                attn_mask=self._mask(asked, text[0].shape[1]),
-                scale=call.scaling,
-                enable_gqa=call.query.shape[1] != call.key.shape[1],
-            )[0]
-            for text in zip(*parts, strict=True)
-        ]
+        grouped, outputs, first = call.query.shape[1] != call.key.shape[1], [], 0
+        for length in self._lengths:
+            text = slice(first, first := first + length)
+            query, key, value = (part[text].transpose(0, 1)[None] for part in (call.query, call.key, call.value))
+            mask = self._mask(asked, length)
+            output = scaled_dot_product_attention(query, key, value, mask, scale=call.scaling, enable_gqa=grouped)
+            outputs.append(output[0])
         return torch.cat(outputs, 1).transpose(0, 1)
 
     def _mask(self, asked: Any, length: int) -> torch.Tensor | None:
