@@ -130,7 +130,10 @@ def open_model(
         if pooling := pooling_of(folder):
             weights.head = head_of(source, weights.vocabulary_name, pooling, spec.hidden, folder)
         return weights
-    return open_weights(spec, source, partition)
+    weights = open_weights(spec, source, partition)
+    if spec.both_ways:
+        weights.head = torch.eye(spec.hidden)
+    return weights
 
 
 def cpu_setup(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from driver import Driver, Job
 from test_vectors import SETTINGS, bits, check, texts
 from vector_models import ENCODERS, make_encoder, write_modules
 
 from services.engine.engine import Engine
+from services.engine.families.bert import Bert
+from services.engine.families.decoder_weights import DecoderWeights
+from services.engine.preload import preload
+from services.engine.startup.proof.trial import trial
+from services.engine.startup.proof.verdict import bound_of
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
 
@@ -37,7 +45,6 @@ def test_an_encoder_with_layers_behind_pooling(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "modernbert", "distilbert"])
 @pytest.mark.parametrize("labels", [1, 3])
 def test_a_classifier_of_pairs(tmp_path: Path, family: str, labels: int) -> None:
-    import torch
     from transformers import AutoModelForSequenceClassification
 
     folder = make_encoder(tmp_path / "tiny", family, labels=labels)
@@ -70,3 +77,37 @@ def test_a_model_whose_files_say_less(tmp_path: Path) -> None:
     for file in [folder / "modules.json", *(folder / "1_Pooling").iterdir()]:
         file.unlink()
     assert bits(Engine.load(folder, SETTINGS), texts()) == bits(engine, texts())
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", [{}, {"weights": "int8"}, {"dtype": "bfloat16"}])
+def test_the_trial_of_the_compiled_layers(tmp_path: Path, family: str, kind: dict[str, Any]) -> None:
+    folder, settings = make_encoder(tmp_path / "tiny", family), replace(SETTINGS, **kind)
+    assert trial(folder, settings) <= bound_of(settings, getattr(torch, settings.dtype)) / 2.5
+
+
+def test_the_trial_finds_a_wrong_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_encoder(tmp_path / "tiny", "bert")
+    monkeypatch.setattr(Bert, "_norm", lambda self, name: DecoderWeights._norm(self, "embeddings.LayerNorm"))
+    assert trial(folder, SETTINGS) > bound_of(SETTINGS, torch.float32)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+def test_which_families_have_compiled_layers(tmp_path: Path, family: str) -> None:
+    folder = make_encoder(tmp_path / "tiny", family)
+    assert "native" in Engine.load(folder, SETTINGS).figures.numerics
+
+
+def test_bits_do_not_depend_on_batches_or_slices(tmp_path: Path) -> None:
+    """Many texts are cut into slices, each of whole texts; few are shared by all threads."""
+    engine = Engine.load(make_encoder(tmp_path / "tiny", "bert"), replace(SETTINGS, threads=2))
+    drawn = random.Random(5)
+    many = [[drawn.randrange(320) for _ in range(drawn.choice([1, 3, 20, 64, 127]))] for _ in range(40)]
+    together = bits(engine, many)
+    for size in (1, 3, 7):
+        assert [one for i in range(0, len(many), size) for one in bits(engine, many[i : i + size])] == together
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_waiting_process_prepares_for_an_encoder(tmp_path: Path, family: str) -> None:
+    assert not preload(make_encoder(tmp_path / "tiny", family), SETTINGS).fast_path_fault

@@ -21,6 +21,7 @@ from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 from services.engine.families.fit import describe_missing
 from services.engine.weights.description import tensor_bytes
+from services.engine.weights.tensors import Tensors
 from services.errors import ModelError
 from services.models.pooling import BEHIND_PADDING, Pooling
 
@@ -137,6 +138,17 @@ def load_encoder(folder: Path, pooling: Pooling, dtype: torch.dtype, device: tor
     encoder = StockEncoder(model.to(device).eval(), pooling, path)
     _check(encoder, model)
     return encoder
+
+
+def make_encoder(config: Any, tensors: Tensors, pooling: Pooling, device: torch.device) -> StockEncoder:
+    """An encoder of this config with weights from `tensors`, in float32."""
+    with device:
+        model = AutoModel.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors.read(name))
+    model.set_attn_implementation(PROBE)
+    return StockEncoder(model.eval(), pooling, "sdpa")
 
 
 def _check(encoder: StockEncoder, model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from services.engine.backends.stock.attention import NAME
@@ -18,7 +18,7 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.families.config import load_config
+from services.engine.families.config import load_config, load_encoder_config
 from services.engine.families.fit import HEAD, describe_missing
 from services.engine.families.heads import head_of
 from services.engine.weights.folder import open_folder
@@ -53,9 +53,12 @@ def load_stock(
 def import_family(folder: Path) -> None:
     """Build the model of `folder` without memory for weights. transformers imports a family's code when it first builds
     one, which takes seconds, where weights may take milliseconds. Raises ModelError."""
-    config = load_config(folder)
+    pooling = pooling_of(folder)
+    encoder = pooling is not None and pooling.encoder
+    config = load_encoder_config(folder) if encoder else load_config(folder)
+    auto: Any = AutoModel if encoder else AutoModelForCausalLM
     with torch.device("meta"):
-        AutoModelForCausalLM.from_config(config)
+        auto.from_config(config)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
