@@ -114,13 +114,13 @@ class Tokenizer:
         bare = self._backend.encode_batch(parts, add_special_tokens=False)
         special = self._backend.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
         room = max(keep - special, len(parts))
-        shorter = min(len(one.ids) for one in bare)
-        for one in bare:
-            one.truncate(room if len(bare) == 1 else max(room - shorter, room // 2), direction="right")
-        for one in bare[::-1]:  # of two long texts with an odd room, the second is the shorter
-            excess = sum(len(each.ids) for each in bare) - room
-            one.truncate(len(one.ids) - max(0, excess), direction="right")
-        return self._backend.post_process(bare[0], bare[1] if len(bare) > 1 else None, add_special_tokens)
+        first, second = bare[0], bare[1] if len(bare) > 1 else None
+        if second is None:
+            first.truncate(room)
+        else:
+            first.truncate(max(room - len(second.ids), room - room // 2))
+            second.truncate(room - len(first.ids))
+        return self._backend.post_process(first, second, add_special_tokens)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of output tokens, as `Detokenizer` does."""
