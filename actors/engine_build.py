@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def engine_settings(settings: Settings) -> EngineSettings:
 def replaced_of(settings: Settings) -> Replaced:
     """The files of the model that the settings replace."""
     config = settings.generation_config
-    return Replaced(settings.tokenizer, settings.chat_template, "" if config in ("auto", NEUTRAL) else config)
+    overrides = json.dumps(settings.hf_overrides, sort_keys=True) if settings.hf_overrides else ""
+    own = "" if config in ("auto", NEUTRAL) else config
+    return Replaced(settings.tokenizer, settings.chat_template, own, overrides)
 
 
 def engine_files(settings: Settings) -> Replaced:

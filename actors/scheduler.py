@@ -89,7 +89,7 @@ class SchedulerReplica:
     async def _live(self) -> None:
         settings = self._settings
         folder, model = await asyncio.to_thread(find_model, settings)
-        text = TextTables.load(folder)
+        text = TextTables.load(folder, model.pooling is None)
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"

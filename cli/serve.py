@@ -213,7 +213,8 @@ async def _compare(settings: Settings, say: Progress) -> None:
     from services.text import TextTables
 
     folder, info = await in_daemon_thread(find_model, settings)
-    own, shards = described(settings, await in_daemon_thread(TextTables.load, folder)), open_shards(settings, info)
+    tables = await in_daemon_thread(TextTables.load, folder, info.pooling is None)
+    own, shards = described(settings, tables), open_shards(settings, info)
     try:
         await join(own, [shard.pool for shard in shards], say)
     finally:

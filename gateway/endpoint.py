@@ -1,4 +1,4 @@
-"""Endpoint: a route that generates tokens, from its body to its answer.
+"""Endpoint: a route that generates tokens or makes vectors, from its body to its answer.
 
 Each API declares its endpoints, and `gateway.endpoints` registers them. Routes, lines of batches and the OpenAPI
 document are made of these declarations.
@@ -23,19 +23,21 @@ from gateway.http.headers import Caller, Position
 from gateway.http.openapi import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.pool_client.following import Generation
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.vectors import VectorFields
 from gateway.streaming import WholeAnswer, whole_response
 from gateway.validation import ValidatedRequest
 
-F = TypeVar("F", bound=GenerationFields)
+F = TypeVar("F", bound=GenerationFields | VectorFields)
 
 
 class Endpoint(ABC, Generic[F]):
-    """A route that generates tokens. The docstring of each subclass describes its operation in the document.
+    """A route that generates tokens or makes vectors. The docstring of each subclass describes its operation in the
+    document.
 
-    `name`: of the operation; `schema`: of the body. `answer_type`, `event_type`: what the document says of the whole
-    answer and of the data of an event; `errors`, `error_type` and `statuses`: see `documented`. `batched`: a line of a
-    batch can ask it; OpenAI's document names the endpoints that a line can ask. `stored`: the answer can be read by its
-    id after it has ended.
+    `name`: of the operation; `schema`: of the body; `aliases`: further paths of the route. `answer_type`, `event_type`:
+    what the document says of the whole answer and of the data of an event; `errors`, `error_type` and `statuses`: see
+    `documented`. `batched`: a line of a batch can ask it; OpenAI's document names the endpoints that a line can ask.
+    `stored`: the answer can be read by its id after it has ended.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Endpoint(ABC, Generic[F]):
     errors: Sequence[Kind] = GENERATION_ERRORS
     error_type: Any = ErrorResponse
     statuses: Mapping[int, int] = MappingProxyType({})
+    aliases: Sequence[str] = ()
     batched = True
     stored = False
 

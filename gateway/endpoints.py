@@ -1,4 +1,5 @@
-"""The endpoints that generate tokens and their routes; `/v1/streams/{request}`, which resumes or cancels a stream."""
+"""The endpoints that generate tokens or make vectors, and their routes; `/v1/streams/{request}`, which resumes or
+cancels a stream."""
 
 from __future__ import annotations
 
@@ -18,8 +19,17 @@ from gateway.openai.endpoints import ChatCompletions, Completions
 from gateway.responses.routes import Responses
 from gateway.schemas.chat import ChatCompletionChunk
 from gateway.schemas.completions import CompletionChunk
+from gateway.vectors.endpoints import Embeddings, Rerank, Score
 
-ALL: tuple[Endpoint[Any], ...] = (ChatCompletions(), Completions(), Responses(), Messages())
+ALL: tuple[Endpoint[Any], ...] = (
+    ChatCompletions(),
+    Completions(),
+    Responses(),
+    Messages(),
+    Embeddings(),
+    Score(),
+    Rerank(),
+)
 ENDPOINTS = {endpoint.path: endpoint for endpoint in ALL}
 BATCHED = tuple(endpoint.path for endpoint in ALL if endpoint.batched)
 _BY_KIND = {endpoint.kind: endpoint for endpoint in ALL}
@@ -27,14 +37,15 @@ assert len(_BY_KIND) == len(ALL), "two endpoints have one kind of answer, and `s
 
 router = APIRouter()
 for _endpoint in ALL:
-    router.add_api_route(
-        _endpoint.path,
-        _endpoint.handle,
-        methods=["POST"],
-        name=_endpoint.name,
-        description=_endpoint.__doc__,
-        **_endpoint.document(),
-    )
+    for _path in (_endpoint.path, *_endpoint.aliases):
+        router.add_api_route(
+            _path,
+            _endpoint.handle,
+            methods=["POST"],
+            name=_endpoint.name,
+            description=_endpoint.__doc__,
+            **_endpoint.document(),
+        )
 
 
 @router.get(

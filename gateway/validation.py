@@ -19,9 +19,11 @@ from gateway.schemas.answers import ServiceTier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.vectors import VectorFields
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import NO_TOKEN_LEFT, SamplingParams, known_to_all, needs_of
 from services.settings.settings import Settings
+from services.text.tokenizer import EncodedText
 from services.wire import pack
 
 STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
@@ -83,12 +85,18 @@ class Validator:
         to compile, so a request with a grammar is never handled on the event loop."""
         if fields.constrained or fields.tool_use.required or fields.tool_use.constrains:
             size = max(size, INLINE + 1)
+        return await self.run(caller, size, work)
+
+    async def run(
+        self, caller: Caller, size: int, work: Callable[[EngineFigures], ValidatedRequest]
+    ) -> ValidatedRequest:
+        """The result of `work`, which handles about `size` bytes, from the executor."""
         figures = await self._figures()
         return await self._executor.run(caller.work_queue, size, work, figures)
 
     def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_model(fields.model)
-        self._check_count(len(fields.prompt) * fields.choices)
+        self.check_generates(fields.model)
+        self._check_count(len(fields.prompt) * fields.choices, "prompt", "choices (prompts x n)")
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
         whole = fields.truncate_prompt_tokens is None
@@ -99,7 +107,7 @@ class Validator:
         return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
     def _chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_model(fields.model)
+        self.check_generates(fields.model)
         prompt = chat_tokens(
             self._model,
             fields.messages,
@@ -149,7 +157,57 @@ class Validator:
         check_logprobs(kind, fields, prompts, sequences)
         tier = service_tier(kind, fields, self._settings.order)
         plan = plan_of(kind, fields, digest, prompts, sequences, tier, extra, texts, reading)
-        submission = Submission(
+        submission = self._submission(request, sequences, plan, caller, fields.request_class, fields.ttft_target or 0.0)
+        return ValidatedRequest(submission, plan, bool(fields.stream), caller.slot)
+
+    def vectors(
+        self,
+        kind: AnswerKind,
+        fields: VectorFields,
+        texts: Sequence[EncodedText],
+        param: str,
+        figures: EngineFigures,
+        caller: Caller,
+        extra: bytes,
+    ) -> ValidatedRequest:
+        """The request that `fields` make for the vectors of `texts`. `param`: the field that errors about them name.
+        `extra`: data for the plan. Raises ApiError naming the field, its value and the limit."""
+        self._check_count(len(texts), param, "vectors")
+        prompts = [text.ids for text in texts]
+        for prompt in prompts:
+            self.check_ids(prompt, param)
+            self._check_slots(len(prompt), param, figures)
+        self._check_class(fields, caller.tenant)
+        assert self._model.info.pooling, f"{kind} of a model that makes no vectors"
+        plain = SamplingParams(1, temperature=0.0, logprobs=0, ignore_eos=True, vector=self._model.info.pooling.size)
+        samplings = [replace(plain, second_text=text.second) if text.second else plain for text in texts]
+        for sampling in samplings:
+            check_needs(sampling, figures)
+        digest = digest_of(fields)
+        inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
+        request = kind.prefix + caller.request_name(digest, inputs)
+        sequences = _sequences(request, prompts, samplings, 1)
+        tokens = sum(map(len, prompts))
+        plan = Plan(kind, int(time.time()), digest, len(texts), 1, tokens, max_new_tokens=1, extra=extra)
+        return ValidatedRequest(
+            self._submission(request, sequences, plan, caller, fields.request_class), plan, False, caller.slot
+        )
+
+    def _check_slots(self, count: int, param: str, figures: EngineFigures) -> None:
+        if count >= figures.longest:
+            text = f"An engine takes texts of {figures.longest - 1} tokens at most, but '{param}' has one of {count}."
+            raise ApiError(Kind.CONTEXT_LENGTH, text, param)
+
+    def _submission(
+        self,
+        request: str,
+        sequences: list[NewSequence],
+        plan: Plan,
+        caller: Caller,
+        priority: int,
+        ttft: float = 0.0,
+    ) -> Submission:
+        return Submission(
             request=request,
             gateway=self._gateway,
             sequences=sequences,
@@ -158,11 +216,10 @@ class Validator:
             body=plan.pack(),
             resumable=caller.resumable,
             background=caller.background,
-            priority=fields.request_class,
-            ttft=fields.ttft_target or 0.0,
+            priority=priority,
+            ttft=ttft,
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
-        return ValidatedRequest(submission, plan, bool(fields.stream), caller.slot)
 
     def _check_reasoning(self, fields: GenerationFields) -> None:
         param = fields.reasoning_field
@@ -182,7 +239,15 @@ class Validator:
             text = f"The model '{name[:100]}' does not exist; this server serves {served}."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def _check_class(self, fields: GenerationFields, tenant: str) -> None:
+    def check_generates(self, name: str | None) -> None:
+        """Raises ApiError if there is no model of this name, or if it makes vectors in place of text."""
+        self.check_model(name)
+        if pooling := self._model.info.pooling:
+            routes = "/v1/embeddings" if pooling.kind == "embed" else "/v1/score or /v1/rerank"
+            text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {routes}."
+            raise ApiError(Kind.INVALID, text, "model")
+
+    def _check_class(self, fields: GenerationFields | VectorFields, tenant: str) -> None:
         earliest = self._settings.earliest_class_of(tenant)
         if fields.request_class < earliest:
             param = "service_tier" if fields.priority is None else "priority"
@@ -244,11 +309,11 @@ class Validator:
             return COMPLETION_MAX_TOKENS
         return self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
 
-    def _check_count(self, count: int) -> None:
+    def _check_count(self, count: int, param: str, what: str) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)
         if count > limit:
-            text = f"{count} choices (prompts x n) were requested, at most {limit} are accepted in one request."
-            raise ApiError(Kind.INVALID, text, "prompt")
+            text = f"{count} {what} were requested, at most {limit} are accepted in one request."
+            raise ApiError(Kind.INVALID, text, param)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         size = self._model.info.vocab_size
@@ -353,7 +418,7 @@ def plan_of(
     )
 
 
-def digest_of(fields: GenerationFields) -> str:
+def digest_of(fields: GenerationFields | VectorFields) -> str:
     """Equal for two HTTP requests that ask for the same tokens. The order in which a schema declares its fields is part
     of it: a field that changes its place would rename the requests that use it."""
     given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)

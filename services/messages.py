@@ -66,12 +66,14 @@ class PromptLogprobs:
 class Logprobs:
     """Log probabilities at one position: that of the sampled token, and those of the likeliest ones as (id, logprob).
 
-    Log probabilities of the prompt are part of the first output token, and are committed, kept and resent with it.
+    Log probabilities of the prompt are part of the first output token, and are committed, kept and resent with it. So
+    is the `vector` of a request for one, float32 in little-endian order, whose token has no log probability.
     """
 
     token: float
     top: list[tuple[int, float]]
     prompt: PromptLogprobs | None = None
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class EngineFigures:
     weight_bytes: int = 0  # in the memory of the process that samples
     features: tuple[str, ...] = ()  # those of `FEATURES` in services/requests.py that it has
     verifies_drafts: bool = False  # whether logits of tokens computed together have the bits of those computed singly
+    whole_prompts: bool = False  # the model needs all tokens of a prompt at once, so it is computed in one iteration
+    vector: int = 0  # numbers of the vector that the model makes of a prompt; 0: it generates text
 
     @property
     def num_slots(self) -> int:

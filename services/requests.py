@@ -66,11 +66,16 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str = ""  # of the output, in llguidance's syntax (see `services/grammar`); empty: none
     cache_salt: str = ""  # requests with different ones share no prefix
+    # With one, the prompt becomes a vector of so many float32: an embedding, or scores of classes. It is sent in the
+    # `Logprobs` of the only output token, which means nothing itself; so `logprobs` must not be None.
+    vector: int = 0
+    second_text: int = 0  # the prompt is a pair of texts, and the second begins at this token; 0: it is one text
 
 
 _NAMES = [one.name for one in fields(SamplingParams)]
 _FIRST = _NAMES.index("grammar") + 1  # fields that every build knows which serves a pool of this layout
 FEATURES = tuple(_NAMES[_FIRST:])  # later fields, which only some of the builds know that serve one pool
+OF_VECTORS = frozenset({"vector", "second_text"})  # which only an engine has whose model makes vectors
 _NEUTRAL = SamplingParams(max_new_tokens=1)
 
 

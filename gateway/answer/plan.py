@@ -18,6 +18,9 @@ class AnswerKind(StrEnum):
     COMPLETION = "completion"
     RESPONSE = "response"
     MESSAGE = "message"
+    EMBEDDING = "embedding"
+    SCORE = "score"
+    RERANK = "rerank"
 
     @property
     def prefix(self) -> str:
@@ -30,6 +33,9 @@ _PREFIXES = {
     AnswerKind.COMPLETION: "cmpl-",
     AnswerKind.RESPONSE: "resp_",
     AnswerKind.MESSAGE: "msg_",
+    AnswerKind.EMBEDDING: "embd-",
+    AnswerKind.SCORE: "score-",
+    AnswerKind.RERANK: "rerank-",
 }
 
 

@@ -82,7 +82,7 @@ async def count_tokens(request: Request) -> TokenCount:
 
 def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     """The token ids of the prompt. The answer continues a last message of the assistant. Raises ApiError."""
-    gateway.validator.check_model(fields.model)
+    gateway.validator.check_generates(fields.model)
     turns = fields.turns
     continues = turns[-1].role == "assistant"
     tools = fields.tool_use.for_template()

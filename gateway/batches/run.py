@@ -24,6 +24,7 @@ from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
 from gateway.schemas.batches import EndStatus
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.vectors import VectorFields
 from gateway.streaming import whole_response
 from gateway.validation import digest_of
 from services.errors import PoolUnavailable
@@ -275,11 +276,13 @@ class LineAnswerer:
         assert caller.slot is not None, "a line has a key"
         return self._gateway.shards.placed(request, caller.slot)
 
-    async def _fields(self, body: dict[str, Any], caller: Caller) -> GenerationFields:
+    async def _fields(self, body: dict[str, Any], caller: Caller) -> GenerationFields | VectorFields:
         return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, body)
 
-    def _parsed(self, body: dict[str, Any]) -> GenerationFields:
-        fields: GenerationFields = validate(self._endpoint.schema, body, self._gateway.limits.ignore_unknown)
+    def _parsed(self, body: dict[str, Any]) -> GenerationFields | VectorFields:
+        fields: GenerationFields | VectorFields = validate(
+            self._endpoint.schema, body, self._gateway.limits.ignore_unknown
+        )
         if fields.stream:
             raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")
         return fields

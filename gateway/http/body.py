@@ -17,7 +17,7 @@ from gateway.executor import FairExecutor
 from gateway.http.headers import check_encoding, content_length
 from gateway.http.middleware import is_json
 from gateway.schemas.json_size import MOST_VALUES, too_many
-from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
+from gateway.schemas.strict import LONG_LISTS, MAX_DEPTH, too_deep, too_long
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -106,7 +106,7 @@ def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False
     from `value` and logged instead."""
     if too_deep(value):
         raise ApiError(Kind.INVALID, f"The body is nested more than {MAX_DEPTH} levels deep.")
-    if (reason := too_long(value)) is not None:
+    if (reason := too_long(value, getattr(model, "long_lists", LONG_LISTS))) is not None:
         raise ApiError(Kind.INVALID, reason)
     try:
         return model.model_validate(value)

@@ -238,7 +238,7 @@ def size_of(events: Sequence[TokenEvent]) -> int:
 
 def _entries(logprobs: Logprobs) -> int:
     scored = 0 if logprobs.prompt is None else len(logprobs.prompt.tokens) + len(logprobs.prompt.top_ids)
-    return 1 + len(logprobs.top) + scored
+    return 1 + len(logprobs.top) + scored + len(logprobs.vector) // 4
 
 
 class Generation:

@@ -82,7 +82,7 @@ async def _conversation(
     gateway: Gateway, fields: ResponseRequest, tenant: str
 ) -> tuple[list[Message], list[str | None]]:
     """The items of the conversation, including those of earlier responses, and their ids."""
-    gateway.validator.check_model(fields.model)
+    gateway.validator.check_generates(fields.model)
     conversation, ids = fields.messages, fields.item_ids
     if fields.previous_response_id:
         earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, tenant)

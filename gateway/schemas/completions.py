@@ -13,7 +13,7 @@ from gateway.schemas.strict import contradiction, integral, no_options, only
 from gateway.schemas.structured import Constraint, ResponseFormat
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
+def token_prompts(value: Any) -> list[str | list[int]]:
     """OpenAI's four formats as a list with a text or token ids per prompt."""
     value = integral(value)
     if isinstance(value, str):
@@ -38,7 +38,7 @@ Prompts = str | list[int] | list[str | list[int]]
 
 
 class CompletionRequest(GenerationFields):
-    prompt: Annotated[list[Any], BeforeValidator(_prompts, Prompts)]  # of str | list[int]
+    prompt: Annotated[list[Any], BeforeValidator(token_prompts, Prompts)]  # of str | list[int]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # OpenAI's maximum is 5, vLLM's 20
     add_special_tokens: bool | None = None  # true by default
     echo: bool | None = None

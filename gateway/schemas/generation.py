@@ -128,7 +128,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _truncation(value: int) -> int:
+def truncation(value: int) -> int:
     if value < -1 or value == 0:
         raise ValueError("must be at least 1, or -1 for the most that leaves room for the output")
     return value
@@ -176,7 +176,7 @@ class GenerationFields(ConstraintFields, ABC):
     spaces_between_special_tokens: bool | None = (
         None  # no effect: the text of a token does not depend on its neighbours
     )
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_truncation)] | None = None
+    truncate_prompt_tokens: Annotated[int, AfterValidator(truncation)] | None = None
     truncation_side: Literal["left", "right"] | None = None  # which tokens are dropped; `left` by default
     return_token_ids: bool | None = None
     stream: bool | None = None

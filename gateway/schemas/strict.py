@@ -115,13 +115,13 @@ def too_deep(value: Any) -> bool:
     return True
 
 
-def too_long(value: dict[str, Any]) -> str | None:
-    """The error of a list or object in parsed JSON (not nested too deep) with more than `MAX_ITEMS` items, except token
-    ids; None if there is none."""
+def too_long(value: dict[str, Any], token_ids: frozenset[str] = LONG_LISTS) -> str | None:
+    """The error of a list or object in parsed JSON (not nested too deep) with more than `MAX_ITEMS` items; None if
+    there is none. `token_ids`: members that may have more."""
     if len(value) > MAX_ITEMS:
         return f"An object has {len(value)} members; at most {MAX_ITEMS} are accepted."
     for name, part in value.items():
-        if name not in LONG_LISTS and (count := _longest(part)) > MAX_ITEMS:
+        if name not in token_ids and (count := _longest(part)) > MAX_ITEMS:
             return f"'{name[:64]}' has {count} items; at most {MAX_ITEMS} are accepted."
     return None
 

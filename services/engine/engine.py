@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from services.engine.batch.block_names import BlockNames, BlockRecord
+from services.engine.batch.block_names import BYTES, BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.grammars import GrammarCompiler, OutputGrammar, load_grammars
@@ -23,9 +24,17 @@ from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.pooler import Pooler
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size, count_warm_up_blocks
+from services.engine.settings import (
+    LARGEST_BLOCK,
+    DeadlyToken,
+    EngineSettings,
+    choose_block_size,
+    count_warm_up_blocks,
+    features_of,
+)
 from services.engine.startup import devices, huge_pages, loading
 from services.engine.startup.huge_pages import BlockPages
 from services.engine.startup.shared_memory import Contents, SharedMemory
@@ -33,7 +42,7 @@ from services.engine.weights.tensors import Tensors
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo, choose_length
-from services.requests import FEATURES
+from services.models.pooling import Method
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +58,18 @@ class Engine:
         decoder: Decoder,
         cache: KVCache,
         figures: EngineFigures,
-        sampler: Sampler,
+        sampler: Sampler | Pooler,
         deadly: DeadlyToken,
         pages: BlockPages | None = None,
+        method: Method = "last",
     ) -> None:
-        """`pages`: what a cache in shared memory gets huge pages from."""
+        """`pages`: what a cache in shared memory gets huge pages from. `method`: which rows a Pooler needs."""
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
-        self._scorer = PromptScorer(decoder, figures.vocab_size, sampler.search)
+        self._method = method
+        search = sampler.search if isinstance(sampler, Sampler) else None
+        self._scorer = PromptScorer(decoder, figures.vocab_size, search)
         self._cache = cache
         self._pages = pages
         self._record = BlockRecord(cache.record.numpy())
@@ -110,6 +122,7 @@ class Engine:
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
+        pooling = info.pooling
         length = choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
@@ -117,7 +130,7 @@ class Engine:
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
         if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            identity = f"{identity} {torch.get_num_threads()} threads"
+            identity = f"{identity} {pooling!r} {torch.get_num_threads()} threads"
             contents = memory.restore(identity)
             if not contents and not adopts_only:
                 contents = _share(memory, identity, load, make)
@@ -133,22 +146,29 @@ class Engine:
             cache, pages = make(decoder, zeros), None
         decoder.bind(cache)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
+        if pooling:
+            computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
         figures = EngineFigures(
             model=info.name,
-            max_model_len=length,
+            max_model_len=length + 1 if pooling else length,  # a vector is an output token
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {_libraries()} {computed}",
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
             weight_bytes=decoder.memory,
-            features=FEATURES,
-            verifies_drafts=isinstance(decoder, RankDecoder),
+            features=features_of(info),
+            whole_prompts=pooling is not None and pooling.whole,
+            vector=pooling.size if pooling else 0,
+            verifies_drafts=pooling is None and isinstance(decoder, RankDecoder),
         )
         log.info("weights: %s", figures.weights)
+        deadly = DeadlyToken(settings.deadly_token)
+        if pooling:
+            return cls(decoder, cache, figures, Pooler(pooling, folder), deadly, pages, pooling.method)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
-        return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token), pages)
+        return cls(decoder, cache, figures, sampler, deadly, pages)
 
     def link(self, links: Links) -> None:
         """Link this rank to the others, which must call this too. `num_blocks` becomes the smallest of all ranks'."""
@@ -195,13 +215,13 @@ class Engine:
         if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
         for new in iteration.new:
-            if new.sampling.grammar:
+            if new.sampling.grammar and isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()
         forced: dict[str, list[int]] = {}
         if scheduled:
-            batch = pack_batch(scheduled, self._cache.block_size, iteration.drafts)
+            batch = pack_batch(scheduled, self._cache.block_size, iteration.drafts, self._method)
             self._deadly.check(batch.input_ids)
             with torch.inference_mode():
                 logits = self.decoder.forward(batch)
@@ -282,7 +302,10 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     per_token = sum(layer.bytes(dtype) for layer in decoder.layers_in_memory)
     state = sum(state.bytes for state in decoder.states)
     size = choose_block_size(settings, per_token, state)
-    blocks = devices.count_blocks(settings, size * per_token + state, size, length, devices.free_bytes(device))
+    if not (decoder.layers or decoder.states or settings.block_size):  # blocks hold nothing
+        size = LARGEST_BLOCK
+    taken = max(BYTES, size * per_token + state)
+    blocks = devices.count_blocks(settings, taken, size, length, devices.free_bytes(device))
     reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 

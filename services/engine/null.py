@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.engine.batch.block_names import BlockNames
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size, count_warm_up_blocks
+from services.engine.settings import (
+    DeadlyToken,
+    EngineSettings,
+    choose_block_size,
+    count_warm_up_blocks,
+    features_of,
+)
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.models.info import ModelInfo
-from services.requests import FEATURES
 
 DEFAULT_BLOCKS = 65_536
 LIKELY = -1.0  # the log probability of every token
@@ -47,12 +52,13 @@ class NullEngine:
         return cls(
             EngineFigures(
                 model=model.name,
-                max_model_len=settings.max_model_len or model.max_model_len,
+                max_model_len=(settings.max_model_len or model.max_model_len) + (model.pooling is not None),
                 num_blocks=settings.kv_blocks or DEFAULT_BLOCKS,
                 block_size=choose_block_size(settings),
                 vocab_size=model.vocab_size,
                 numerics="null",
-                features=FEATURES,
+                features=features_of(model),
+                vector=model.pooling.size if model.pooling else 0,
             ),
             DeadlyToken(settings.deadly_token),
             settings.null_iteration,
@@ -112,4 +118,5 @@ def _logprobs(counters: _Counters) -> Logprobs:
         count = counters.num_tokens - 1
         most = count * sampling.prompt_logprobs
         prompt = PromptLogprobs([LIKELY] * count, [1] * count, [0] * most, [LIKELY] * most)
-    return Logprobs(LIKELY, [(counters.last_token, LIKELY)] * (sampling.logprobs or 0), prompt)
+    vector = counters.hash.to_bytes(4, "little") * sampling.vector
+    return Logprobs(LIKELY, [(counters.last_token, LIKELY)] * (sampling.logprobs or 0), prompt, vector)

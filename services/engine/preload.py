@@ -25,7 +25,7 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     """
     importlib.import_module("services.engine.engine")
     device = devices.choose_device(settings)
-    if fast_path_spec(folder, settings):
+    if (spec := fast_path_spec(folder, settings)) and not spec.both_ways:
         # not when they are loaded: a spare that takes over must not wait for it
         load_fit(folder, settings.cache_dir)
     settings = proven(folder, settings)

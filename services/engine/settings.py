@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from services.files import user_cache
+from services.models.info import ModelInfo
+from services.requests import FEATURES, OF_VECTORS
 
 NO_TOKEN = -1
 
@@ -65,6 +67,11 @@ def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_
 def count_warm_up_blocks(block_size: int) -> int:
     """The number of KV blocks that the engine keeps for its warm-up (see `warm_up`)."""
     return -(-WARM_UP_TOKENS // block_size)
+
+
+def features_of(model: ModelInfo) -> tuple[str, ...]:
+    """The features that requests may need of an engine of this model."""
+    return FEATURES if model.pooling else tuple(name for name in FEATURES if name not in OF_VECTORS)
 
 
 class DeadlyToken:

@@ -12,6 +12,7 @@ class Activation(IntEnum):
     SILU = 0
     GELU = 1  # in its tanh form
     RELU_SQUARED = 2
+    GELU_ERF = 3  # by the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class DecoderSpec:
     sinks: bool = False
     swiglu_alpha: float = 1.0
     swiglu_limit: float = 0.0  # 0: none
+    both_ways: bool = False  # a token attends to all tokens of its text: an encoder
+    norms_sums: bool = False  # x = norm(x) before attention and MLP: both are added to what they got, as in BERT
 
     @property
     def rotary(self) -> bool:
@@ -176,6 +179,7 @@ class DecoderSpec:
         norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
         caps = self.soft_cap or self.logits_soft_cap
         others = self.parallel or self.windows or caps or self.experts or self.sinks or self.swiglu_limit
+        others = others or self.both_ways or self.norms_sums
         others = others or self.kv_layers or self.values_are_keys or self.value_norms or self.layer_inputs
         return self.activation == plain and norms and not others
 

@@ -22,10 +22,12 @@ LOGPROBS = 16
 ID = "warm-up"
 
 
-def iteration(epoch: str, blocks: list[int], deadly_token: int = -1) -> Iteration:
-    """A prompt of `WARM_UP_TOKENS` different tokens, none of them `deadly_token`, in these blocks."""
+def iteration(epoch: str, blocks: list[int], deadly_token: int = -1, vector: int = 0) -> Iteration:
+    """A prompt of `WARM_UP_TOKENS` different tokens, none of them `deadly_token`, in these blocks; for a `vector` of so
+    many numbers if the engine makes vectors."""
     prompt = [token for token in range(WARM_UP_TOKENS + 1) if token != deadly_token][:WARM_UP_TOKENS]
-    sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that the sampler is compiled, too
+    # so that the sampler is compiled, too
+    sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS, vector=vector)
     new = NewRequest(ID, prompt, WARM_UP_TOKENS, sampling)
     return Iteration(epoch, 0, {ID: WARM_UP_TOKENS}, [new], {ID: blocks})
 
@@ -59,7 +61,7 @@ class WarmUp:
         """Run an iteration twice, unless this was done before: the first one compiles and reads from disk. Afterwards
         the engine knows no request."""
         if self._warmth is None:
-            one = iteration("", self._engine.warm_up_blocks, self._deadly_token)
+            one = iteration("", self._engine.warm_up_blocks, self._deadly_token, self._engine.figures.vector)
             self._run(one)
             self._warmth = self._run(one)
         return self._warmth

@@ -11,6 +11,7 @@ from typing import Any
 from services.errors import ModelError, SettingsError
 from services.models.contents import BLOCKS, contents
 from services.models.json_file import read_json
+from services.models.pooling import BEHIND_PADDING, Pooling, read_pooling
 from services.models.weights_files import weights_files
 from services.text.tokenizer_config import end_token
 
@@ -36,9 +37,10 @@ class ModelInfo:
     name: str
     revision: str
     architecture: str
-    max_model_len: int  # tokens, prompt and output together
+    max_model_len: int  # tokens, prompt and output together; of a text, if the model makes vectors
     vocab_size: int
     eos_token_ids: frozenset[int]
+    pooling: Pooling | None = None  # of a model that makes vectors of texts in place of text
 
     @classmethod
     def load(cls, folder: Path, cache_dir: Path | None = None, revision: str = "") -> ModelInfo:
@@ -51,15 +53,18 @@ class ModelInfo:
         text = raw.get("text_config") or raw  # the decoder of a multimodal model
         generation = read_json(folder / "generation_config.json") or {}
         architectures = raw.get("architectures") or [_field(folder, raw, "model_type")]
+        pooling = read_pooling(folder, raw)
+        length = extended(_field(folder, text, *_LENGTHS), text.get("rope_parameters") or text.get("rope_scaling"))
+        if raw.get("model_type") in BEHIND_PADDING:
+            length -= 1 + (raw.get("pad_token_id") or 0)
         return cls(
             name=folder.name,
             revision=revision or _revision(folder, cache_dir),
             architecture=architectures[0],
-            max_model_len=extended(
-                _field(folder, text, *_LENGTHS), text.get("rope_parameters") or text.get("rope_scaling")
-            ),
+            max_model_len=min(length, pooling.max_length or length) if pooling else length,
             vocab_size=_field(folder, text, "vocab_size"),
             eos_token_ids=(_ids(folder, generation) or _ids(folder, raw) or _ids(folder, text)) | end_token(folder),
+            pooling=pooling,
         )
 
 
@@ -68,7 +73,7 @@ def is_complete(folder: Path) -> bool:
     defaults of transformers' class."""
     raw = read_json(folder / "config.json") or {}
     text, generation = raw.get("text_config") or raw, read_json(folder / "generation_config.json") or {}
-    ends = any("eos_token_id" in part for part in (generation, raw, text))
+    ends = any("eos_token_id" in part for part in (generation, raw, text)) or read_pooling(folder, raw) is not None
     length = any(text.get(name) is not None for name in _LENGTHS)
     return ends and length and text.get("vocab_size") is not None
 

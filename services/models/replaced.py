@@ -16,6 +16,7 @@ from services.models.cache import Progress, cached, place
 from services.models.generation import FILE as GENERATION_CONFIG
 from services.models.hub import fetch_from_hub
 from services.models.info import ModelInfo
+from services.models.pooling import OVERRIDES
 from services.models.resolve import resolve, split
 from services.text.tokenizer_config import TEMPLATES
 
@@ -27,11 +28,13 @@ _OF_TOKENIZERS = ("tokenizer", "special_tokens_map", "added_tokens", "vocab.", "
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """`tokenizer`: a folder or a hub id; `chat_template`: a Jinja template; `generation_config`: the JSON of such a
-    file. What is empty stays the model's own."""
+    file; `overrides`: JSON of fields that go before those of config.json (see `pooling`). What is empty stays the
+    model's own."""
 
     tokenizer: str = ""
     chat_template: str = ""
     generation_config: str = ""
+    overrides: str = ""
 
 
 def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: Progress = print) -> Path:
@@ -42,7 +45,11 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
     folder = resolve(model, cache_dir, progress)
     if replaced == Replaced():
         return folder
-    links = {file.name: file for file in folder.iterdir() if file.is_file() or file.name == TEMPLATES}
+    links = {
+        file.name: file
+        for file in folder.iterdir()
+        if file.is_file() or file.name == TEMPLATES or file.name[:1].isdigit()
+    }
     written: dict[str, bytes] = {}
     if replaced.tokenizer:
         tokenizer = _tokenizer_folder(replaced.tokenizer, cache_dir, progress)
@@ -59,6 +66,8 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
         written[TEMPLATE] = replaced.chat_template.encode()
     if replaced.generation_config:
         written[GENERATION_CONFIG] = replaced.generation_config.encode()
+    if replaced.overrides:
+        written[OVERRIDES] = replaced.overrides.encode()
     links = {name: file for name, file in links.items() if name not in written}
     contents = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(written.items())}
     identity = repr(("replaced", str(folder), sorted(links), contents))
@@ -75,11 +84,14 @@ def resolve_replaced(model: str, replaced: Replaced, cache_dir: Path, progress: 
 
 
 def with_replaced(info: ModelInfo, folder: Path, replaced: Replaced) -> ModelInfo:
-    """Return the info of the model in `folder` with a revision that also names the replaced files on which the text and
-    the end of an output depend. Prompts and sampling are fixed when a request is submitted."""
-    if not replaced.tokenizer and not replaced.generation_config:
+    """Return the info of the model in `folder` with a revision that also names what vectors are made of, and the
+    replaced files on which the text and the end of an output depend. Prompts and sampling are fixed when a request is
+    submitted."""
+    if not replaced.tokenizer and not replaced.generation_config and not info.pooling:
         return info
     digest = hashlib.sha256(repr((info.revision, sorted(info.eos_token_ids))).encode())
+    if info.pooling:
+        digest.update(repr(info.pooling).encode())
     if replaced.tokenizer:
         digest.update((folder / "tokenizer.json").read_bytes())
     return replace(info, revision=digest.hexdigest()[:12])
@@ -115,7 +127,7 @@ def _tokenizer_folder(name: str, cache_dir: Path, progress: Progress) -> Path:
 def _check_vocabulary(tokenizer: Path, folder: Path, name: str) -> None:
     from services.text.token_bytes import TextTables
 
-    ids = len(TextTables.load(tokenizer).token_bytes)
+    ids = len(TextTables.load(tokenizer, exact=False).token_bytes)
     config = json.loads((folder / "config.json").read_bytes())
     logits = (config.get("text_config") or config).get("vocab_size")
     if logits is not None and ids > logits:

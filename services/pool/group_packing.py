@@ -24,6 +24,7 @@ TOKEN_BYTES = 8
 # One packed `Logprobs` with its list entry, and one (id, logprob) pair in it.
 LOGPROBS_BYTES = 20
 TOP_LOGPROB_BYTES = 15
+VECTOR_NUMBER_BYTES = 4
 # The log probability and rank of one prompt token.
 PROMPT_LOGPROB_BYTES = 14
 
@@ -93,9 +94,9 @@ def _number_of(prompts: dict[bytes, int], known: dict[int, int], prompt: list[in
 
 
 def token_bytes(sampling: SamplingParams) -> int:
-    """Bytes of one output token with its log probabilities."""
+    """Bytes of one output token with its log probabilities, or with its vector."""
     logprobs = 0 if sampling.logprobs is None else LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sampling.logprobs
-    return TOKEN_BYTES + logprobs
+    return TOKEN_BYTES + logprobs + VECTOR_NUMBER_BYTES * sampling.vector
 
 
 def prompt_logprobs_bytes(sampling: SamplingParams, prompt_len: int) -> int:

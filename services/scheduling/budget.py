@@ -31,6 +31,7 @@ class Budget:
         self._batch = knobs.max_batch_size
         self._context = 0.0  # mean number of context tokens of the decodes in the last iteration
         self._limited = self._fixed is not None or self._least_target is not None
+        self._whole = knobs.whole_prompts
         self.begin()
 
     def begin(self) -> None:
@@ -105,6 +106,8 @@ class Budget:
             count = min(wanted, self._fixed - self.num_tokens - self._spared)
         elif self._limited and not stream:
             count = min(wanted, self._room(context))
+            if self._whole and count < wanted:
+                count = 0 if self.num_tokens else wanted
         if count > 0:
             self.num_tokens += count
             self.num_pairs += count * context + count * (count + 1) // 2

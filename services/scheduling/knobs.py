@@ -21,6 +21,7 @@ class Knobs:
     `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
     `num_speculative_tokens`: the largest number of tokens of a draft. 0: none. It needs an engine that verifies them.
+    `whole_prompts`: a prompt is computed in one iteration, alone in it if it is over the budget.
     `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
     """
 
@@ -35,6 +36,7 @@ class Knobs:
     num_speculative_tokens: int = 0
     prefix_caching: bool = False
     share_prefixes: bool = False
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_batch_size > 0, f"{self.max_batch_size = }"
@@ -44,6 +46,7 @@ class Knobs:
         assert not (self.num_speculative_tokens and self.lookahead), "an iteration ahead does not know what to follow"
         # each request of a full batch gets at least one token, so that none starves
         assert self.token_budget is None or self.token_budget >= self.max_batch_size, f"{self.token_budget = }"
+        assert not (self.whole_prompts and self.prefix_caching), "a cached prefix is not computed"
         assert self.tbt_target is None or self.tbt_target > 0, f"{self.tbt_target = }"
 
     @property

@@ -81,11 +81,36 @@ def _generation_config(given: str) -> str:
     return json.dumps(config)
 
 
+def _with_runner(values: dict[str, Any]) -> dict[str, Any]:
+    """Make vLLM's flags for the kind of a model a part of `hf_overrides`."""
+    asked = {name: str(value) for name in ("runner", "task", "convert") if (value := values.pop(name, ""))}
+    if not asked:
+        return values
+    from services.models.pooling import TASKS
+
+    given = values.get("hf_overrides") or {}
+    overrides = json.loads(given) if isinstance(given, str) else dict(given)
+    for name, value in asked.items():
+        if value not in TASKS:
+            raise ValueError(f"{name}={value} is none of {', '.join(TASKS)}")
+        if TASKS[value] != "auto":
+            overrides["runner"] = TASKS[value]
+    return values | {"hf_overrides": overrides}
+
+
 def _override(values: dict[str, int | float]) -> dict[str, int | float]:
     if values:
         from services.models.generation import check_override
 
         check_override(values)
+    return values
+
+
+def _fields_of_config(values: dict[str, Any]) -> dict[str, Any]:
+    if values:
+        from services.models.pooling import check_overrides
+
+        check_overrides(values)
     return values
 
 
@@ -135,12 +160,21 @@ class ModelSettings(BaseSettings):
         AfterValidator(_override),
         Field(description="sampling defaults as JSON, before those of generation_config"),
     ] = {}
+    hf_overrides: Annotated[
+        dict[str, Any],
+        AfterValidator(_fields_of_config),
+        Field(
+            description="fields that go before those of the model's config.json, as JSON: runner (vLLM's --runner: "
+            "pooling serves a model for its vectors), is_matryoshka, matryoshka_dimensions, classifier_from_token, "
+            "architectures, num_labels"
+        ),
+    ] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _with_revision(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Make `revision`, vLLM's name, a part of the model's name, which is all that other parts know."""
-        values = dict(values)
+        values = _with_runner(dict(values))
         if not (revision := values.pop("revision", "")):
             return values
         model = str(values.get("model", "default"))

@@ -23,7 +23,7 @@ VLLM_FLAGS = {
     "-q": "quantization",
 }
 # names of vLLM whose values become a part of another setting, which Settings does
-PARTS = {"revision": "model"}
+PARTS = {"revision": "model", "runner": "hf_overrides", "task": "hf_overrides", "convert": "hf_overrides"}
 # flags of `vllm serve` that are refused, with what to do instead
 VLLM_REFUSED = {
     "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",

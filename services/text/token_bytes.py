@@ -31,15 +31,18 @@ class TextTables:
     with_special: TextTables | None = None  # for requests whose special tokens are text
 
     @classmethod
-    def load(cls, folder: Path) -> TextTables:
-        """Return the tables of the model in `folder`. Raises ModelError if its tokenizer has no exact table."""
-        return cls.made_of(read_tokenizer_json(folder), folder)
+    def load(cls, folder: Path, exact: bool = True) -> TextTables:
+        """Return the tables of the model in `folder`. Raises ModelError if its tokenizer has no exact table. Unless
+        they are to be `exact`, since the model generates no text, tokens of such a tokenizer are as the vocabulary
+        spells them."""
+        return cls.made_of(read_tokenizer_json(folder), folder, exact)
 
     @classmethod
-    def made_of(cls, raw: dict[str, Any], folder: Path) -> TextTables:
-        """Return the tables for the content of a tokenizer.json. Raises ModelError for one that is not supported."""
+    def made_of(cls, raw: dict[str, Any], folder: Path, exact: bool = True) -> TextTables:
+        """Return the tables for the content of a tokenizer.json, see `load`. Raises ModelError for one that is not
+        supported."""
         try:
-            return _build(raw)
+            return _build(raw, exact)
         except (ModelError, UnicodeEncodeError) as error:  # the spelling of a token may be half of a character
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
 
@@ -82,10 +85,10 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _build(raw: dict[str, Any]) -> TextTables:
-    spell, literal = _decoder(raw.get("decoder"))
+def _build(raw: dict[str, Any], exact: bool) -> TextTables:
+    spell, literal = _decoder(raw.get("decoder")) if exact else (str.encode, True)
     added = raw.get("added_tokens") or []
-    pieces = {token: spell(text) for text, token in _vocabulary(raw["model"])}
+    pieces = {token: spell(text) for text, token in _vocabulary(raw["model"], exact)}
     # an added token is matched in the text as it is written
     pieces |= {t["id"]: t["content"].encode() if literal else spell(t["content"]) for t in added}
     special = frozenset(t["id"] for t in added if t["special"])
@@ -94,10 +97,10 @@ def _build(raw: dict[str, Any]) -> TextTables:
     return TextTables(skipped, special, TextTables(spelled, frozenset()))
 
 
-def _vocabulary(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
+def _vocabulary(model: dict[str, Any], exact: bool) -> Iterable[tuple[str, int]]:
     kind, vocab = model.get("type"), model.get("vocab")
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(affix):
+        if exact and model.get(affix):
             raise ModelError(f"tokens with a {affix} ({model[affix]!r}) have no exact bytes")
     if isinstance(vocab, dict):
         return vocab.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ from services.text.chat_template import ChatTemplate
 from services.text.length_bound import LengthBound
 from services.text.token_bytes import TextTables, read_tokenizer_json
 from services.text.tokenizer_config import TokenizerConfig
+
+Text = str | tuple[str, str]  # or a pair of texts
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """The token ids of a text or a pair. `second`: where the second text begins for a model that tells them apart."""
+
+    ids: list[int]
+    second: int = 0
+
+
+def _encoded(encoding: tokenizers.Encoding) -> EncodedText:
+    return EncodedText(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
 
 
 class Tokenizer:
@@ -35,12 +50,13 @@ class Tokenizer:
         self._bound = bound
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of the model in `folder`. Raises ModelError if it has none that can be served."""
+    def load(cls, folder: Path, exact: bool = True) -> Tokenizer:
+        """Load the tokenizer of the model in `folder`; for `exact` see TextTables. Raises ModelError if it has none
+        that can be served."""
         raw = read_tokenizer_json(folder)
-        tables = TextTables.made_of(raw, folder)
+        tables = TextTables.made_of(raw, folder, exact)
         assert tables.with_special is not None
-        bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
+        bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0)) if exact else None
         path = folder / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -79,6 +95,32 @@ class Tokenizer:
             text.encode()  # the library would raise a TypeError
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_texts(
+        self, texts: Sequence[Text], add_special_tokens: bool = True, keep: int | None = None
+    ) -> list[EncodedText]:
+        """Return the token ids of texts and pairs of texts. `keep`: at most so many of each, special tokens included;
+        the ends are cut off, of a pair that of the longer text."""
+        for text in texts:
+            "".join(text).encode()  # the library would raise a TypeError
+        whole = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return [
+            _encoded(one if keep is None or len(one.ids) <= keep else self._cut(text, add_special_tokens, keep))
+            for text, one in zip(texts, whole, strict=True)
+        ]
+
+    def _cut(self, text: Text, add_special_tokens: bool, keep: int) -> tokenizers.Encoding:
+        parts = [text] if isinstance(text, str) else list(text)
+        bare = self._backend.encode_batch(parts, add_special_tokens=False)
+        special = self._backend.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
+        room = max(keep - special, len(parts))
+        first, second = bare[0], bare[1] if len(bare) > 1 else None
+        if second is None:
+            first.truncate(room)
+        else:
+            first.truncate(max(room - len(second.ids), room - room // 2))
+            second.truncate(room - len(first.ids))
+        return self._backend.post_process(first, second, add_special_tokens)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of output tokens, as `Detokenizer` does."""

@@ -110,11 +110,14 @@ def _declared(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 def end_token(folder: Path) -> frozenset[int]:
     """The id of the tokenizer's `eos_token`; empty if it names none that it knows."""
-    file = folder / "tokenizer.json"
     eos = TokenizerConfig.load(folder).named_tokens.get("eos_token")
-    if not eos or not file.is_file():
-        return frozenset()
-    return _ids_of(file, file.stat().st_mtime_ns, eos)
+    return ids_of_token(folder, eos) if eos else frozenset()
+
+
+def ids_of_token(folder: Path, content: str) -> frozenset[int]:
+    """The ids of the token that tokenizer.json spells as `content`; empty if it knows none."""
+    file = folder / "tokenizer.json"
+    return _ids_of(file, file.stat().st_mtime_ns, content) if file.is_file() else frozenset()
 
 
 @functools.lru_cache(maxsize=8)

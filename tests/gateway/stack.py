@@ -120,7 +120,8 @@ class Stack(Background):
     def __init__(self, redis_url: str, pool_name: str, folder: Path, settings: Settings, engine: bool = True) -> None:
         super().__init__()
         self.settings = settings
-        self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
+        self.info = ModelInfo.load(folder)
+        self.tokenizer = Tokenizer.load(folder, self.info.pooling is None)
         length, vocabulary = self.info.max_model_len, self.info.vocab_size
         self.figures = EngineFigures(NAME, length, 25, 16, vocabulary, "echo", WEIGHTS, 7, FEATURES)
         self.batch_size = 8
@@ -179,15 +180,18 @@ class Stack(Background):
         name, *aliases = settings.served_model_name or (NAME,)
         return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
 
+    def _make_engine(self) -> Any:
+        return EchoEngine(self.figures, self.tokenizer)
+
     async def _owner(self, pool: RequestPool) -> Owner:
         epoch = (await pool.acquire(SEAT, "test", LEASE)).epoch
-        self.engine = EchoEngine(self.figures, self.tokenizer)
+        self.engine = self._make_engine()
         self.engine.reset(epoch)
         engine = LocalEngine(self.engine)
         scheduler = Scheduler(
             epoch=epoch,
             figures=self.figures,
-            knobs=Knobs(max_batch_size=self.batch_size),
+            knobs=Knobs(max_batch_size=self.batch_size, whole_prompts=self.figures.whole_prompts),
             eos_token_ids=self.info.eos_token_ids,
             text=self.tokenizer.tables,
         )

@@ -176,7 +176,7 @@ def test_a_batch_that_has_ended_cannot_be_cancelled(alice: openai.OpenAI) -> Non
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "31d"}, "completion_window"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),

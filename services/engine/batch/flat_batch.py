@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from services.engine.batch.request_state import RequestState
+from services.models.pooling import Method
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -31,15 +32,16 @@ class FlatBatch:
     contexts: Numbers  # [requests], tokens computed before this iteration
     table_starts: Numbers  # [requests + 1], into `tables`
     tables: Numbers  # the blocks of each request's context and new tokens, one request after another
-    ends: Numbers  # [sampled], flat index of each token after which one is sampled: of each request that is complete
-    # after this iteration its last one, and all of its draft
-    sampled: list[RequestState]  # these requests
+    # [rows], flat index of each token after which logits are needed: the last of each request that is complete after
+    # this iteration, and all of its draft. For vectors it is the token that `method` says, or all of them.
+    ends: Numbers
+    sampled: list[RequestState]  # the requests that are complete after this iteration
     drafts: list[list[int]]  # of each of them; empty for most
     block_size: int
     scored_tokens: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
     targets: Numbers  # [scored], these next tokens
     scored_requests: list[tuple[RequestState, int]]  # and how many of `scored_tokens` each has, in order
-    wanted: Numbers  # [sampled + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
+    wanted: Numbers  # [rows + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
 
     @property
     def num_requests(self) -> int:
@@ -71,10 +73,13 @@ class FlatBatch:
 
 
 def pack_batch(
-    scheduled: list[tuple[RequestState, int]], block_size: int, drafts: Mapping[str, list[int]] = NO_DRAFTS
+    scheduled: list[tuple[RequestState, int]],
+    block_size: int,
+    drafts: Mapping[str, list[int]] = NO_DRAFTS,
+    method: Method = "last",
 ) -> FlatBatch:
     """The flat batch of these requests, each with its number of next tokens. `drafts`, by id, follow the last token of
-    a request.
+    a request. `method`: see Pooling.
 
     Two counters of a request decide everything: there are no phases.
     """
@@ -90,7 +95,13 @@ def pack_batch(
             draft = drafts.get(state.id, [])
             input_ids += draft
             end += len(draft)
-            ends += range(len(input_ids) - len(draft) - 1, len(input_ids))
+            last = len(input_ids)
+            if method == "mean":
+                ends += range(starts[-1], last)
+            elif method == "cls":
+                ends.append(starts[-1])
+            else:
+                ends += range(last - len(draft) - 1, last)
             sampled.append(state)
             sampled_drafts.append(draft)
         assert end <= len(state.blocks) * block_size, f"{state.id}: {end} tokens in {len(state.blocks)} blocks"

@@ -62,6 +62,15 @@ def load_config(folder: Path) -> Any:
     return config
 
 
+def load_encoder_config(folder: Path) -> Any:
+    """The config of the encoder in `folder`. Raises ModelError."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        words = " ".join(str(error).split())
+        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
+
+
 def _alone(part: Any, kind: str, tied: bool) -> Any:
     """The config of type `kind` of a text model that is a part of another. `tied`: whether the whole model's logits are
     made by its embedding, which transformers takes from the whole's config."""

@@ -95,6 +95,7 @@ class DecoderWeights(ABC):
         self._spec = spec
         self._tensors = tensors
         self._partition = partition
+        self.head: torch.Tensor | None = None  # [numbers, hidden], in place of the vocabulary; see `heads`
 
     # What a family implements.
 
@@ -124,6 +125,10 @@ class DecoderWeights(ABC):
     def positions_name(self) -> str:
         """The embedding of positions, for a family that learns them."""
         raise AssertionError(f"{self._spec.family} learns no positions")
+
+    def second_text(self) -> torch.Tensor | None:
+        """What tokens of the second text of a pair get besides [hidden]; None if the family tells no texts apart."""
+        return None
 
     def inputs_of_layers(self) -> InputsOfLayersWeights:
         """For a family whose layers get numbers of each token."""
@@ -181,7 +186,9 @@ class DecoderWeights(ABC):
         return "lm_head.weight" not in self._tensors
 
     def vocabulary(self) -> Linear:
-        """This partition's rows of the product that gives logits [vocab, hidden]."""
+        """This partition's rows of the product that gives logits [vocab, hidden], or of `head`."""
+        if self.head is not None:
+            return Linear(self.head)
         return Linear(self._table(self.vocabulary_name).rows, names=(self.vocabulary_name,))
 
     # Helpers for families.

@@ -18,8 +18,10 @@ from services.engine.weights.tensors import Checkpoint, header, text_name
 from services.errors import ModelError
 from services.files import write_atomically
 from services.models.contents import BLOCKS
+from services.models.pooling import pooling_of
 from services.models.weights_files import weights_files
 
+HEAD = frozenset({"lm_head.weight"})  # which a model without text needs not
 PROBLEM = "the weights do not fit config.json"
 
 
@@ -66,7 +68,7 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     logging.set_verbosity_error()  # what does not fit is an error here, with a sentence of its own
     with torch.device("meta"):
         model_class: Any = type(AutoModelForCausalLM.from_config(config))
-    model = _check(model_class, config, shapes)
+    model = _check(model_class, config, shapes, HEAD if pooling_of(folder) else frozenset())
     wanted, rules = model.state_dict(), get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -82,8 +84,8 @@ def _fit(folder: Path, tensors: Checkpoint | QuantizedCheckpoint) -> Fit:
     return Fit(found, tuple(sorted(ignored)))
 
 
-def _check(model_class: Any, config: Any, shapes: dict[str, torch.Tensor]) -> Any:
-    """The model of `config` with tensors of these shapes. Raises ModelError."""
+def _check(model_class: Any, config: Any, shapes: dict[str, torch.Tensor], unneeded: frozenset[str]) -> Any:
+    """The model of `config` with tensors of these shapes, of which the `unneeded` may be absent. Raises ModelError."""
     try:
         model, found = model_class.from_pretrained(
             None,
@@ -97,7 +99,7 @@ def _check(model_class: Any, config: Any, shapes: dict[str, torch.Tensor]) -> An
         raise ModelError(f"{PROBLEM}: {' '.join(str(error).split())}") from error
     for name, shape, wanted in sorted(found["mismatched_keys"]):
         raise ModelError(f"{PROBLEM}: {name} has shape {list(shape)}, config.json asks for {list(wanted)}")
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(set(found["missing_keys"]) - unneeded):
         raise ModelError(f"{PROBLEM}: {describe_missing(missing)}")
     return model
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.families.bert import Bert, Roberta
 from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.experts import Dots1, Ernie45Moe, Glm4Moe, Mixtral, Olmoe, Qwen2Moe, Qwen3Moe
 from services.engine.families.gemma import Gemma, Gemma1
@@ -26,6 +27,7 @@ from services.engine.spec import DecoderSpec
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
+from services.models.pooling import MODULES, OVERRIDES
 from services.models.quantization import MODELOPT_FILE
 
 # by transformers' `model_type`
@@ -77,8 +79,19 @@ CODE = [
 ]
 
 
-def spec_of(config: Any) -> DecoderSpec | None:
+# of those whose tokens attend to all tokens of their text
+ENCODERS: dict[str, type[DecoderWeights]] = {
+    "bert": Bert,
+    "roberta": Roberta,
+    "xlm-roberta": Roberta,
+    "camembert": Roberta,
+}
+
+
+def spec_of(config: Any, encoder: bool = False) -> DecoderSpec | None:
     """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
+    if encoder:
+        return ENCODERS[config.model_type].read_spec(config) if config.model_type in ENCODERS else None
     family = FAMILIES.get(config.model_type)
     attending = LAYERS.issuperset(getattr(config, "layer_types", None) or ())
     return family.read_spec(config) if family and attending else None
@@ -90,21 +103,21 @@ def open_weights(
     """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
     have QuantizedWeights. Raises ModelError."""
     tensors = open_folder(source, as_stored) if isinstance(source, Path) else source
-    return FAMILIES[spec.family](spec, tensors, partition)
+    return (ENCODERS if spec.both_ways else FAMILIES)[spec.family](spec, tensors, partition)
 
 
-def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
+def load_spec(folder: Path, cache: Path, encoder: bool = False) -> DecoderSpec | None:
     """`spec_of` the model in `folder`. The result is kept in `cache`, if that can be written: transformers takes
     seconds to import and to read a config.
 
     Raises ModelError for a model that is not served.
     """
-    file = cache / "specs" / identity(folder)
+    file = cache / "specs" / f"{identity(folder)}{'-encoder' * encoder}"
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         return wire.unpack(DecoderSpec, file.read_bytes())
-    from services.engine.families.config import load_config
+    from services.engine.families.config import load_config, load_encoder_config
 
-    spec = spec_of(load_config(folder))
+    spec = spec_of(load_encoder_config(folder) if encoder else load_config(folder), encoder)
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))
@@ -118,6 +131,8 @@ def identity(folder: Path, more: bytes = b"") -> str:
     for file in (
         folder / "config.json",
         folder / MODELOPT_FILE,
+        folder / MODULES,
+        folder / OVERRIDES,
         *CODE,
     ):
         with contextlib.suppress(OSError):  # without a config, transformers reports the error

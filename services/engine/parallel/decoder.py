@@ -137,4 +137,6 @@ class RankDecoder(ABC):
 def _shapes(part: DecoderSpec, first: int, end: int) -> list[LayerShape]:
     """What these layers of the model keep of a token: nothing, if they attend to the keys and values of others."""
     own = [part.heads_of(layer) for layer in range(first, end) if part.kv_layer(layer) == layer]
+    if part.both_ways:  # no later iteration needs any of it, so all layers write to one place
+        own = own[:1]
     return [LayerShape(heads.kv_heads, heads.head_dim, heads.head_dim) for heads in own]

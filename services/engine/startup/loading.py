@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from services.engine.batch.buffers import Allocate, zeros
 from services.engine.decoder import Decoder
 from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.fit import open_fitted
+from services.engine.families.heads import head_of
 from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout, Partition
@@ -27,6 +29,7 @@ from services.engine.weights.description import describe_kept
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.errors import SettingsError
+from services.models.pooling import pooling_of
 
 FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
 ONE_PROCESS = Layout()
@@ -64,6 +67,11 @@ def load_decoder(
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"{path} {FALLBACK}"
     _check_stock(settings)
+    pooling = pooling_of(folder)
+    if pooling and pooling.encoder:
+        from services.engine.backends.stock.encoder import load_encoder
+
+        return load_encoder(folder, pooling, dtype, device, path)
     # transformers' layers take seconds to import, and the fast path does not use them
     from services.engine.backends.stock.loading import load_stock
 
@@ -115,8 +123,17 @@ def open_model(
     """The weights of a model with this spec, in the form in which the fast path executes them. Raises ModelError, also
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
-        source = open_fitted(source, settings.cache_dir, executes_as_stored(settings))
-    return open_weights(spec, source, partition)
+        folder = source
+        stored = executes_as_stored(settings)
+        source = open_folder(folder, stored) if spec.both_ways else open_fitted(folder, settings.cache_dir, stored)
+        weights = open_weights(spec, source, partition)
+        if pooling := pooling_of(folder):
+            weights.head = head_of(source, weights.vocabulary_name, pooling, spec.hidden, folder)
+        return weights
+    weights = open_weights(spec, source, partition)
+    if spec.both_ways:
+        weights.head = torch.eye(spec.hidden)
+    return weights
 
 
 def cpu_setup(
@@ -125,7 +142,9 @@ def cpu_setup(
     """What the weights of a CpuDecoder are packed from. Raises NoKernels."""
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
-    library, cached = kernels(settings.cache_dir), devices.choose_cache_dtype(settings, dtype)
+    # keys of an encoder are of one iteration, in which attention on tiles would see only the ones before each
+    cached = torch.float32 if spec.both_ways else devices.choose_cache_dtype(settings, dtype)
+    library = kernels(settings.cache_dir)
     return CpuSetup(library, spec, weights, dtype, kept, cached, torch.get_num_threads(), length, allocate)
 
 
@@ -171,6 +190,8 @@ def check_settings(folder: Path, settings: EngineSettings) -> None:
 
 def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
     needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the fast path only"
+    if pooling_of(folder):
+        raise SettingsError(f"tp={settings.tp}, pp={settings.pp}: a model that makes vectors is served by one process")
     spec = fast_path_spec(folder, settings)
     if spec is None:
         raise SettingsError(f"{needed}, which {folder.name} is not on here")
@@ -186,7 +207,13 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
 def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
     """The spec of the model in `folder`; None if the fast path does not run it on this device. Raises ModelError,
     SettingsError."""
-    spec = load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    pooling = pooling_of(folder)
+    encoder = pooling is not None and pooling.encoder
+    if not settings.fast_path or (pooling and encoder and pooling.kind == "classify"):  # heads of several products
+        return None
+    spec = load_spec(folder, settings.cache_dir, encoder)
+    if spec and pooling:
+        spec = replace(spec, logits_scale=1.0, logits_soft_cap=0.0)
     on_cuda = devices.choose_device(settings).type == "cuda"
     return None if spec and on_cuda and not spec.runs_on_cuda else spec
 

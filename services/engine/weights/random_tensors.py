@@ -45,14 +45,15 @@ class RandomTensors:
         deviation: float = DEVIATION,
         groups: Mapping[str, GroupFormat] | None = None,
         query_norms: float = 1.0,
+        encoder: bool = False,
     ) -> None:
         """`groups`: of weights that are quantised, see Tensors. Experts that are quantised are weights one by one, as
         in the checkpoint, and transformers' tensors have the same numbers. `query_norms`: about what norms of queries
         multiply by."""
-        from transformers import AutoModelForCausalLM  # seconds, and a checkpoint does not need it
+        from transformers import AutoModel, AutoModelForCausalLM  # seconds, and a checkpoint does not need it
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = (AutoModel if encoder else AutoModelForCausalLM).from_config(config)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._norms = {
             f"{name}.weight": _neutral_weight(type(module))

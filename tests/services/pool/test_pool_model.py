@@ -62,7 +62,7 @@ class PoolMachine(PoolPair):
         new=st.integers(1, 8),
         key=st.sampled_from([None, None, "a", "b"]),
         logprobs=st.sampled_from([None, 2]),
-        salt=st.sampled_from(["", "", "", "s"]),
+        needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
         background=st.sampled_from([False, False, True]),
@@ -72,9 +72,9 @@ class PoolMachine(PoolPair):
         queue_timeout=st.sampled_from([0.0, 0.0, 2 * UNIT]),
         tenant=tenants,
     )
-    def submit(self, gateway, n, prompt, new, key, logprobs, salt, output, resumable, background, **more):
+    def submit(self, gateway, n, prompt, new, key, logprobs, needs, output, resumable, background, **more):
         name = f"r{next(names)}"
-        submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs, cache_salt=salt)
+        submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs, **needs)
         sequences = [with_output(s, output) for s in submission.sequences]
         more |= {"sequences": sequences, "resumable": resumable, "background": background}
         submission = dataclasses.replace(submission, **more)

@@ -35,7 +35,10 @@ class CpuDecoder(RankDecoder):
         self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
         kinds, inputs_scale = part.kinds_of_heads, packed.served_scale(part.layer_inputs_scale)
         self._heads = (Heads * len(kinds))(
-            *(Heads(k.heads, k.kv_heads, k.head_dim, 0, part.scaling_of(k.head_dim), part.soft_cap) for k in kinds)
+            *(
+                Heads(k.heads, k.kv_heads, k.head_dim, 0, part.scaling_of(k.head_dim), part.soft_cap, part.both_ways)
+                for k in kinds
+            )
         )
         groups = packed.layers[0].output.groups
         self.weight_dtype, self.cache_dtype = torch.bfloat16 if groups else packed.kind.dtype, packed.cache_dtype
@@ -54,6 +57,7 @@ class CpuDecoder(RankDecoder):
             value_norms=part.value_norms,
             parallel=part.parallel,
             gated=part.gated,
+            norms_sums=part.norms_sums,
             widest=max(layer.widest for layer in packed.layers),
             qkv_width=max(layer.qkv.outputs for layer in packed.layers),
             writing_layers=1 + max(i for i, layer in enumerate(packed.layers) if layer.has_keys),
@@ -75,6 +79,7 @@ class CpuDecoder(RankDecoder):
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self.parallel = part.parallel
         self._embedding, self._positions = packed.embedding, packed.positions
+        self._second = packed.second
         self._embedding_scale = packed.served_scale(part.embedding_scale)
         self._x, self._logits, self._layer_inputs = ReusedBuffer(), ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
@@ -92,7 +97,7 @@ class CpuDecoder(RankDecoder):
         self._model.cache_kind = CACHE_KINDS.index(cache.dtype)
         first, end = self._layout.layers(self._spec.layers)
         owners = [layer for layer in range(first, end) if self._spec.kv_layer(layer) == layer]
-        places = {layer: i for i, layer in enumerate(owners)}
+        places = {layer: 0 if self._spec.both_ways else i for i, layer in enumerate(owners)}
         for i, layer in enumerate(self._layers, first):
             place = places[self._spec.kv_layer(i)]
             layer.keys, layer.values = cache.keys[place].data_ptr(), cache.values[place].data_ptr()
@@ -116,6 +121,10 @@ class CpuDecoder(RankDecoder):
             x *= self._embedding_scale
         if self._positions is not None:
             x += self._look_up(self._positions, batch.positions(), whole)
+        if self._second is not None:
+            for i, state in enumerate(batch.sampled):
+                if second := state.sampling.second_text:
+                    x[batch.starts[i] + second : batch.starts[i + 1]] += self._second
         return x
 
     def _look_up(self, table: PackedTable, ids: Numbers, whole: bool) -> torch.Tensor:

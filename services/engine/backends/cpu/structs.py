@@ -95,6 +95,7 @@ class Heads(Structure):
         ("block_size", c_int32),
         ("scaling", c_float),
         ("soft_cap", c_float),
+        ("both_ways", c_int32),
     )
 
 
@@ -108,6 +109,7 @@ class Model(Structure):
         ("value_norms", c_int32),
         ("parallel", c_int32),
         ("gated", c_int32),
+        ("norms_sums", c_int32),
         ("widest", c_int32),
         ("qkv_width", c_int32),
         ("writing_layers", c_int32),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from services.engine.backends.stock.attention import NAME
@@ -18,11 +18,15 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.families.config import load_config
-from services.engine.families.fit import describe_missing
+from services.engine.families.config import load_config, load_encoder_config
+from services.engine.families.fit import HEAD, describe_missing
+from services.engine.families.heads import head_of
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors, text_name
 from services.errors import ModelError
+from services.models.pooling import Pooling, pooling_of
+
+EMBEDDING = "embed_tokens.weight"
 
 
 def load_stock(
@@ -37,6 +41,8 @@ def load_stock(
     Decoder. Raises ModelError."""
     config = load_config(folder)
     model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
+    if pooling := pooling_of(folder):
+        _replace_head(model, pooling, folder)
     keep_latent(model)
     chosen = place_by_position(model, length)
     states = find_states(model)
@@ -47,9 +53,12 @@ def load_stock(
 def import_family(folder: Path) -> None:
     """Build the model of `folder` without memory for weights. transformers imports a family's code when it first builds
     one, which takes seconds, where weights may take milliseconds. Raises ModelError."""
-    config = load_config(folder)
+    pooling = pooling_of(folder)
+    encoder = pooling is not None and pooling.encoder
+    config = load_encoder_config(folder) if encoder else load_config(folder)
+    auto: Any = AutoModel if encoder else AutoModelForCausalLM
     with torch.device("meta"):
-        AutoModelForCausalLM.from_config(config)
+        auto.from_config(config)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -74,7 +83,8 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
+    unneeded = HEAD if pooling_of(folder) else frozenset()
+    if missing := sorted(set(found["missing_keys"]) - unneeded):  # transformers would draw them at random
         raise ModelError(f"{folder}: {describe_missing(missing)}")
     if (folder / "generation_config.json").exists():  # transformers reads it only together with safetensors
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -90,6 +100,22 @@ class _Unread:
 
     def __getitem__(self, _: object) -> torch.Tensor:
         return self.tensors.read(self.name)
+
+
+def _replace_head(model: Any, pooling: Pooling, folder: Path) -> None:
+    """Let the model give hidden states, or what a classifier makes of them, in place of logits. Raises ModelError."""
+    config, tensors = model.config, open_folder(folder)
+    name = "lm_head.weight" if "lm_head.weight" in tensors else next(n for n in tensors.names if n.endswith(EMBEDDING))
+    weight = head_of(tensors, name, pooling, config.hidden_size, folder).to(model.device, model.dtype)
+    head: torch.nn.Module = torch.nn.Identity()
+    if pooling.kind == "classify":
+        outputs, inputs = weight.shape
+        head = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
+        head.weight = torch.nn.Parameter(weight)
+    model.set_output_embeddings(head)
+    for factor in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, factor, None) is not None:
+            setattr(config, factor, None if factor.endswith("softcapping") else 1.0)
 
 
 def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:

@@ -12,13 +12,14 @@ import torch
 
 from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
+from services.engine.backends.stock.encoder import make_encoder
 from services.engine.backends.stock.loading import make_model
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
-from services.engine.families.config import load_config
+from services.engine.families.config import load_config, load_encoder_config
 from services.engine.families.llama import windows_of
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings, choose_block_size
@@ -26,6 +27,7 @@ from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.engine.weights.random_tensors import RandomTensors
 from services.models.info import ModelInfo
+from services.models.pooling import pooling_of
 from services.requests import SamplingParams
 
 LAYERS = 2
@@ -52,6 +54,8 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     length = min(longest, max(prompts) + SHORT_REQUESTS)
     full = loading.fast_path_spec(folder, settings)
     assert full is not None, f"{folder.name} has no fast path"
+    if full.both_ways:
+        return _encoder_trial(folder, settings, full, dtype)
     exact = dtype == devices.choose_cache_dtype(settings, dtype) == torch.float32 and settings.weights != "int8"
     config = _shortened(load_config(folder), exact)
     spec = spec_of(config)
@@ -69,6 +73,38 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     stock = StockDecoder(model, check_attention(model, spec.layers))
     with torch.inference_mode():
         return compare(fast, stock, choose_block_size(settings), length, spec, device, prompts)
+
+
+def _encoder_trial(folder: Path, settings: EngineSettings, full: DecoderSpec, dtype: torch.dtype) -> float:
+    """The same for hidden states of an encoder, of texts alone in a batch and of many together."""
+    config, pooling = load_encoder_config(folder), pooling_of(folder)
+    assert pooling is not None
+    config.num_hidden_layers, config.vocab_size = LAYERS, min(config.vocab_size, WIDEST)
+    spec, device = spec_of(config, encoder=True), devices.choose_device(settings)
+    assert spec is not None
+    length = ModelInfo.load(folder, settings.cache_dir).max_model_len
+    kept = loading.open_model(full, folder, settings).stored if dtype == torch.float32 else dtype
+    tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, encoder=True)
+    fast = loading.load_fast(spec, tensors, settings, length)
+    stock = make_encoder(config, tensors, pooling, device)
+    drawn = torch.Generator().manual_seed(SEED)
+    states = []
+    for i, count in enumerate([min(prompt, length) for prompt in (*PROMPTS, *PROMPTS)]):
+        text = torch.randint(spec.vocab, (count,), generator=drawn).tolist()
+        states.append(RequestState(f"proof/{i}", text, count, SamplingParams(1, second_text=count // 2)))
+        states[-1].blocks = array("i", [i])
+    fast.bind(KVCache(fast.layers, len(states), max(PROMPTS), fast.cache_dtype, device))
+    worst = 0.0
+    with torch.inference_mode():
+        for some in (states[:1], states[-1:], states):
+            batch = pack_batch([(state, state.num_prompt_tokens) for state in some], max(PROMPTS), method="mean")
+            ours, theirs = fast.forward(batch), stock.forward(batch)
+            assert ours is not None
+            scale = theirs.square().mean(-1, keepdim=True).sqrt()
+            worst = max(worst, float(((ours - theirs) / scale).abs().max()))
+            if worst != worst:  # NaN
+                break
+    return worst
 
 
 def _shortened(config: Any, exact: bool) -> Any:

@@ -35,8 +35,8 @@ public:
         const int dim = heads_.dim, group = heads_.group();
         const int first_position = cache_.batch.contexts[span.request] + span.first;
         const int first_token = cache_.batch.starts[span.request] + span.first;
-        const int length = first_position + span.count;
-        const Scratch s(heads_, cache_.window, first_position, span.count * group);
+        const int length = heads_.both_ways ? cache_.batch.length(span.request) : first_position + span.count;
+        const Scratch s(heads_, cache_.window, first_position, length, span.count * group);
         const AttentionRows& rows = s.rows;
         const Tiles& own = rows.own;
         for (int tile = 0; tile < own.tiles; ++tile)
@@ -67,8 +67,8 @@ private:
         AttentionRows rows;
         float *queries, *keys, *values;
 
-        Scratch(const Heads& heads, int window, int first_position, int count)
-            : rows(heads, window, first_position, count) {
+        Scratch(const Heads& heads, int window, int first_position, int length, int count)
+            : rows(heads, window, first_position, length, count) {
             lay_out([&](const auto& take) {
                 rows.lay(take);
                 queries = take(size_t(rows.own.tiles) * ROWS * heads.dim), keys = take(size_t(KEYS) * heads.dim);

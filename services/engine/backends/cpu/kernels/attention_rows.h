@@ -44,7 +44,7 @@ inline void lay_out(const Lay& lay) {
 
 struct AttentionRows {
     const Heads& heads;
-    const int window, first_position;
+    const int window, visible, more;  // keys that the first token sees, and more of them that each further one sees
     const Tiles own;
     float* scores;   // [rows][KEYS], of the tile of keys; then their weights
     float* best;     // [rows][LANES]: the highest score of the tile in each lane
@@ -53,8 +53,13 @@ struct AttentionRows {
     float* totals;   // [rows][LANES]
     float* outputs;  // [rows][padded dim]
 
-    AttentionRows(const Heads& of, int window, int first_position, int rows)
-        : heads(of), window(window), first_position(first_position), own(rows) {}
+    // `length`: keys of the request that any of the rows sees.
+    AttentionRows(const Heads& of, int window, int first_position, int length, int rows)
+        : heads(of),
+          window(window),
+          visible(of.both_ways ? length : first_position + 1),
+          more(of.both_ways ? 0 : 1),
+          own(rows) {}
 
     template <class Take>
     void lay(const Take& take) {
@@ -79,10 +84,11 @@ struct AttentionRows {
     // Keeps the scores of a tile's rows for the keys from `begin` + j on. Each row sees other keys.
     template <int R, int V>
     void keep(int tile, int begin, int j, Vector (&sums)[R][V]) const {
-        const int visible = first_position + 1 - begin;  // for the first token
+        const int first = visible - begin;
         if (heads.soft_cap > 0) soft_cap(sums, heads.soft_cap);
-        if (visible < j + V * LANES || j < visible + (own.count - 1) / heads.group() - window)
-            for (int r = 0; r < R; ++r) hide(sums[r], visible + (tile * own.height + r) / heads.group() - j, window);
+        if (first < j + V * LANES || j < first + (own.count - 1) / heads.group() * more - window)
+            for (int r = 0; r < R; ++r)
+                hide(sums[r], first + (tile * own.height + r) / heads.group() * more - j, window);
         for (int r = 0; r < R; ++r) {
             const int row = tile * own.height + r;
             float *to = scores + size_t(row) * KEYS + j, *own_best = best + size_t(row) * LANES;

@@ -17,12 +17,15 @@ struct Batch {
     const int32_t* tables;        // block ids
     const int32_t* logits_after;  // [wanted], flat indices of tokens
     const float* layer_inputs;    // [tokens, all layers, numbers], see LayerInputs; or null
+
+    int length(int request) const { return starts[request + 1] - starts[request]; }
 };
 
 struct Heads {
     int32_t queries, keys, dim, block_size;
     float scaling;
     float soft_cap;  // of scores; 0: none
+    int32_t both_ways;  // a token attends to all tokens of its request, which are all in the batch
 
     int group() const { return queries / keys; }
     // Where a block begins for a head, if it keeps so many numbers of a position.

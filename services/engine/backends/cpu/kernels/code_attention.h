@@ -21,7 +21,7 @@ public:
         const int group = heads_.group(), first_position = cache_.batch.contexts[span.request] + span.first;
         const int first_token = cache_.batch.starts[span.request] + span.first;
         const int length = first_position + span.count;
-        const Scratch s(heads_, cache_.window, first_position, span.count * group);
+        const Scratch s(heads_, cache_.window, first_position, length, span.count * group);
         const AttentionRows& rows = s.rows;
         for (int row = 0; row < rows.own.count; ++row)
             write_query(s, row, query + size_t(first_token + row / group) * width + (head * group + row % group) * heads_.dim);
@@ -57,8 +57,8 @@ private:
         float *key_scales, *value_scales;  // [KEYS]
         float *keys, *values;              // copies [KEYS / LANES][pairs][LANES][2] and [KEYS / 2][padded][2]
 
-        Scratch(const Heads& heads, int window, int first_position, int count)
-            : rows(heads, window, first_position, count), pairs((heads.dim + 1) / 2) {
+        Scratch(const Heads& heads, int window, int first_position, int length, int count)
+            : rows(heads, window, first_position, length, count), pairs((heads.dim + 1) / 2) {
             const size_t copied = codes_in_pairs(heads) ? 0 : KEYS * heads.padded_dim() / sizeof(float);
             lay_out([&](const auto& take) {
                 rows.lay(take);

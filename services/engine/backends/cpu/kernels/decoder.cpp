@@ -71,15 +71,19 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
     // With slices, an expert's weights would be read for each.
     const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
                                    [](const Layer& layer) { return layer.experts.count > 0; });
+    const bool both_ways = model.heads->both_ways;
     const std::vector<Slice> slices =
         whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, most)}
-              : slices_of(batch, owners.data(), model.threads, Input::SLICES, most);
+              : slices_of(batch, owners.data(), model.threads, Input::SLICES, most, both_ways);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
-    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
+    const auto lower = [](const Slice& one, const Slice& other) { return one.count < other.count; };
+    const int rows = std::max_element(slices.begin(), slices.end(), lower)->count;
+    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, rows);
     grow(buffers.qkv, size_t(batch.tokens) * model.qkv_width);
     const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED_FORWARD : WRITE_KV); };
-    const std::vector<int> passes = passes_of(step_of(first), step_of(last));
+    std::vector<int> passes = passes_of(step_of(first), step_of(last));
+    if (both_ways) passes = {passes.front(), passes.back()};
     float* to = partial ? partial : x;
     // The last layer that has keys may skip the rows whose logits are not wanted.
     const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.writing_layers;

@@ -96,6 +96,7 @@ inline void clamp_gated(Vector (&sums)[R][2], float alpha, float limit) {
 template <class Input>
 inline Vector activate(const Model& model, Vector x) {
     if (model.activation == Activation::SILU) return Input::silu(x);
+    if (model.activation == Activation::GELU_ERF) return gelu_erf(x);
     return model.activation == Activation::GELU ? Input::gelu(x) : relu_squared(x);
 }
 

@@ -58,6 +58,21 @@ struct SliceRun {
         done(NORMS);
     }
 
+    // The same of the slice's own rows, which become their norms if the model says so.
+    void norm(const Norm& of) {
+        if (!model.norms_sums) return norm(of, [&](int row) { return slice.first + row; });
+        float* own = x + size_t(slice.first) * model.hidden;
+        const Tiles& tiles = slice.tiles;
+        const Input to = narrow();
+        crew.each(tiles.tiles, [&](int tile) {
+            const float* rows[ROWS];
+            const int first = tile * tiles.height, count = tiles.rows_of(tile);
+            for (int r = 0; r < count; ++r) rows[r] = own + size_t(first + r) * model.hidden;
+            normalise(model, of, rows, count, first, Replacing<Input>{to, own, model.hidden});
+        });
+        done(NORMS);
+    }
+
     void product(const Matrix& matrix, const Input& rows, float* to, bool add, Phase phase) {
         Product{matrix, to, add}.run(crew, rows);
         done(phase);
@@ -107,9 +122,6 @@ private:
     // other slices may be in a layer of another width.
     float* qkv(const Layer& layer) const {
         return model.buffers->qkv.data() + size_t(slice.first) * (model.qkv_width - width(layer));
-    }
-    void norm(const Norm& of) {
-        norm(of, [&](int row) { return slice.first + row; });
     }
     // Adds a product to x, or its norm if there is `post`, and then scales x. To other memory than x, the product is
     // written, unless there is something already: `onto`.

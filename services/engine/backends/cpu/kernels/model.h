@@ -42,7 +42,7 @@ struct Layer {
     Experts experts;  // with none, the layer has `up` and `down`
 };
 
-enum class Activation : int32_t { SILU, GELU, RELU_SQUARED };
+enum class Activation : int32_t { SILU, GELU, RELU_SQUARED, GELU_ERF };
 
 // What steps pass to each other. The inputs of products: of the hidden size, and wider ones. The results of products
 // that are normalised before they are added to x. They grow as needed.
@@ -71,6 +71,7 @@ enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
     int32_t layer_count, hidden, layer_norm, norms_all_heads, norms_after_rotary, value_norms, parallel, gated;
+    int32_t norms_sums;      // x becomes what a norm makes of it
     int32_t widest;          // numbers of a row between a layer's products: of outputs of attention, and in the MLP
     int32_t qkv_width;       // of the widest layer
     int32_t writing_layers;  // the layers behind these have no keys of their own

@@ -75,6 +75,24 @@ struct Residual {
     }
 };
 
+// Rows of a product's input that also take the place of the rows of x of which they are made.
+template <class Input>
+struct Replacing {
+    const Input& input;
+    float* x;  // [rows, hidden]
+    int hidden;
+
+    void set(int row, int count, int at, Vector (&rows)[LANES], int n) const {
+        for (int r = 0; r < count; ++r) store(x + size_t(row + r) * hidden + at, rows[r]);
+        input.set(row, count, at, rows, n);
+    }
+
+    void set(int row, int at, float number) const {
+        x[size_t(row) * hidden + at] = number;
+        input.set(row, at, number);
+    }
+};
+
 // Adds the norms of `change` [rows, hidden] to x; without a weight, `change` itself. See Residual.
 template <class Crew>
 inline void add_norms(Crew& crew, const Model& model, const Norm& norm, const float* change, int rows, float scale,

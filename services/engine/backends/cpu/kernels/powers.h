@@ -34,6 +34,14 @@ inline Vector gelu(Vector x) {  // the tanh form, as in GPT-2
     return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
 }
 
+// x times the normal distribution's share below x, to float32's precision (Abramowitz and Stegun, 7.1.26).
+inline Vector gelu_erf(Vector x) {
+    const Vector size = larger(x, -x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * size);
+    const Vector p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    const Vector beyond = 0.5f * x * p * exponential(-size * size);  // x times the share beyond |x|
+    return x > 0.0f ? x - beyond : beyond;
+}
+
 inline Vector relu_squared(Vector x) {
     const Vector positive = larger(Vector{}, x);  // 0 comes first, so that NaN stays NaN
     return positive * positive;

@@ -45,14 +45,18 @@ inline Slice slice_of(const Batch& batch, const int* owners, int first, int end,
 // One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
 // and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
 // it costs little; and each thread has several, so that it hardly waits for others.
+// With `whole`, a slice ends with a request: its tokens need no keys of other slices.
 inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights,
-                                    const std::vector<int>& most) {
+                                    const std::vector<int>& most, bool whole) {
     const int units = (batch.tokens + heights.unit - 1) / heights.unit;
     const int height = std::clamp(units / (3 * threads), heights.low, heights.high);
     const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
     const int rows = count == 1 ? batch.tokens : (units + count - 1) / count * heights.unit;
     std::vector<Slice> slices;
-    for (int first = 0; first < batch.tokens; first += rows)
-        slices.push_back(slice_of(batch, owners, first, std::min(batch.tokens, first + rows), most));
+    for (int first = 0, end; first < batch.tokens; first = end) {
+        end = std::min(batch.tokens, first + rows);
+        if (whole) end = batch.starts[owners[end - 1] + 1];
+        slices.push_back(slice_of(batch, owners, first, end, most));
+    }
     return slices;
 }

@@ -1,0 +1,1 @@
+"""Routes that make vectors of texts: embeddings, scores of pairs and rankings."""

@@ -1,0 +1,147 @@
+"""The answers to requests for vectors: a function of their plan and of the vectors that the pool has."""
+
+from __future__ import annotations
+
+import base64
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.answer.choice import failure
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError
+from gateway.model import ServedModel
+from gateway.schemas.vectors import Embedding, EmbeddingList, Ranked, Ranking, ScoreList, VectorUsage
+from gateway.vectors.plan import VectorPlan
+from services.messages import TokenEvent
+
+Vector = npt.NDArray[np.float32]
+
+
+class VectorAnswer(ABC):
+    """Collects the vectors of one request. See WholeAnswer."""
+
+    def __init__(self, plan: Plan, model: ServedModel, request: str) -> None:
+        self.error: ApiError | None = None
+        self._plan, self._model, self._request = plan, model, request
+        self._vectors: dict[str, bytes] = {}
+        self._num_ended = 0
+        self.asked = VectorPlan.of(plan)
+
+    @property
+    def ended(self) -> bool:
+        return self._num_ended == self._plan.choices
+
+    def add(self, events: list[TokenEvent]) -> None:
+        """Take the next events, up to the first one of a text that failed."""
+        for event in events:
+            if event.logprobs is not None:
+                self._vectors[event.id] = event.logprobs.vector
+            if event.end is not None and self.error is None:
+                self.error = failure(event.end)
+                self._num_ended += self.error is None
+
+    def body(self) -> bytes:
+        return orjson.dumps(self._object(), option=orjson.OPT_SERIALIZE_NUMPY)
+
+    @abstractmethod
+    def _object(self) -> Any: ...
+
+    def _vector(self, number: int) -> Vector:
+        return np.frombuffer(self._vectors[f"{self._request}/{number}"], "<f4")
+
+    def _usage(self) -> VectorUsage:
+        count = self._plan.prompt_tokens
+        return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+
+    def _scores(self) -> list[float]:
+        """The score of each pair: what a classifier says of it, or the cosine of its texts' embeddings."""
+        pooling, firsts = self._model.info.pooling, self.asked.firsts
+        assert pooling is not None, f"{self._request} is for vectors"
+        if not firsts:
+            vectors = map(self._vector, range(self._plan.choices))
+            return [activated(float(vector[0]), pooling.activation) for vector in vectors]
+        seconds = range(firsts, self._plan.choices)
+        return [cosine(self._vector(i if firsts > 1 else 0), self._vector(other)) for i, other in enumerate(seconds)]
+
+
+class Embeddings(VectorAnswer):
+    """The answer to `/v1/embeddings`."""
+
+    def _object(self) -> EmbeddingList:
+        return {
+            "id": self._request,
+            "object": "list",
+            "created": self._plan.created,
+            "model": self._model.name,
+            "data": [self._embedding(i) for i in range(self._plan.choices)],
+            "usage": self._usage(),
+        }
+
+    def _embedding(self, number: int) -> Embedding:
+        vector = self._vector(number)
+        if self.asked.dimensions:
+            vector = shortened(vector, self.asked.dimensions)
+        # orjson writes an array of float32 in the fewest digits that say it
+        written: Any = base64.b64encode(vector.tobytes()).decode() if self.asked.base64 else vector
+        return {"index": number, "object": "embedding", "embedding": written}
+
+
+class Scores(VectorAnswer):
+    """The answer to `/v1/score`."""
+
+    def _object(self) -> ScoreList:
+        return {
+            "id": self._request,
+            "object": "list",
+            "created": self._plan.created,
+            "model": self._model.name,
+            "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(self._scores())],
+            "usage": self._usage(),
+        }
+
+
+class Ranks(VectorAnswer):
+    """The answer to `/v1/rerank`: the highest scores first, and of equal ones the first document."""
+
+    def _object(self) -> Ranking:
+        scores = self._scores()
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.asked.top or None]
+        return {
+            "id": self._request,
+            "model": self._model.name,
+            "results": [self._ranked(i, scores[i]) for i in order],
+            "usage": self._usage(),
+        }
+
+    def _ranked(self, index: int, score: float) -> Ranked:
+        if self.asked.documents:
+            return {"index": index, "relevance_score": score, "document": {"text": self.asked.documents[index]}}
+        return {"index": index, "relevance_score": score}
+
+
+# Sums are exact, so that all gateways write the same numbers.
+
+
+def shortened(vector: Vector, dimensions: int) -> Vector:
+    """The first numbers of a vector, divided by their length."""
+    first = vector[:dimensions].astype(np.float64)
+    return (first / (math.sqrt(math.fsum(first * first)) or 1.0)).astype("<f4")
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """The cosine of the angle between two vectors; 0 if one has no length."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    lengths = math.sqrt(math.fsum(a * a)) * math.sqrt(math.fsum(b * b))
+    return math.fsum(a * b) / lengths if lengths else 0.0
+
+
+def activated(score: float, activation: str) -> float:
+    """A classifier's score as a probability, unless its model says that the score is what is asked for."""
+    if activation == "none":
+        return score
+    return 1.0 / (1.0 + math.exp(-score)) if score > -700.0 else 0.0

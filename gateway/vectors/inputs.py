@@ -1,0 +1,78 @@
+"""The texts of a request for vectors as token ids: the model's prompts, pairs of texts, what is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.errors import ApiError, Kind
+from gateway.model import ServedModel
+from services.models.pooling import Pooling
+from services.text.tokenizer import EncodedText, Text
+
+# How the model card of Qwen3-Reranker asks about a pair.
+QUESTION = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class VectorInputs:
+    """Reads texts for a model that makes vectors."""
+
+    def __init__(self, model: ServedModel, pooling: Pooling, chat_template: bool) -> None:
+        """`chat_template`: the server's operator has given one, which writes pairs for a yes/no reranker."""
+        self._model, self._pooling, self._chat_template = model, pooling, chat_template
+
+    def encoded(
+        self, texts: Sequence[Text], param: str, keep: int | None = None, special: bool = True
+    ) -> list[EncodedText]:
+        """The token ids of `texts`; with `keep`, at most so many of each, -1: as many as the model takes. Raises
+        ApiError for a text that is longer than the model takes."""
+        if self._pooling.lower_case:
+            texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
+        found = self._model.tokenizer.encode_texts(texts, special, self._most(keep))
+        for one in found:
+            self.check_length(len(one.ids), param)
+        return found
+
+    def given(self, ids: list[int], param: str, keep: int | None) -> EncodedText:
+        """A text that the client has sent as token ids; see `encoded`."""
+        kept = ids[: self._most(keep)]
+        self.check_length(len(kept), param)
+        return EncodedText(kept)
+
+    def _most(self, keep: int | None) -> int | None:
+        return self._model.info.max_model_len if keep is not None and keep < 0 else keep
+
+    def check_length(self, count: int, param: str) -> None:
+        """Raises ApiError for more tokens than the model takes, or for none."""
+        longest = self._model.info.max_model_len
+        if count > longest:
+            text = f"This model's maximum length of a text is {longest} tokens, but a text in '{param}' has {count}; "
+            raise ApiError(Kind.CONTEXT_LENGTH, f"{text}shorten it, or send 'truncate_prompt_tokens': -1.", param)
+        if not count:
+            raise ApiError(Kind.INVALID, f"Invalid '{param}': a text has no tokens.", param)
+
+    def prompt(self, name: str | None) -> str:
+        """What is written before a text: the prompt of this name, or the model's default one. Raises ApiError."""
+        prompts = self._pooling.prompts
+        if name is None:
+            return prompts.get(self._pooling.default_prompt, "")
+        if name not in prompts:
+            known = ", ".join(f"'{known}'" for known in prompts) or "no prompts"
+            text = f"Invalid 'prompt_name': the model has no prompt '{name[:100]}', it has {known}."
+            raise ApiError(Kind.INVALID, text, "prompt_name")
+        return prompts[name]
+
+    def pair(self, first: str, second: str, instruction: str | None) -> Text:
+        """How a reranker reads a pair."""
+        if not self._pooling.yes_no:
+            return first, second
+        if self._chat_template:
+            messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]
+            variables = {} if instruction is None else {"instruction": instruction}
+            return self._model.tokenizer.apply_chat_template(messages, kwargs=variables)
+        told = instruction or INSTRUCTION
+        return f"{QUESTION}<Instruct>: {told}\n<Query>: {first}\n<Document>: {second}{ANSWER}"
