@@ -61,7 +61,19 @@ def _build(folder: Path, build: Callable[[Path, Path], None]) -> None:
         target, scratch = staging / "model", staging / "scratch"
         scratch.mkdir()
         build(target, scratch)
-        os.sync()  # the name must not be on disk before the contents
+        for file in (*target.rglob("*"), target):  # the name must not be on disk before the contents
+            if not file.is_symlink():
+                _sync(file)
         target.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    """Wait until a file or folder is on disk. `os.sync` would wait for what other programs have written, too, such as
+    the packages that were just installed."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

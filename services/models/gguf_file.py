@@ -85,15 +85,15 @@ def read_gguf(file: Path) -> Any:
 
         def _strings(self, begin: int, count: int) -> tuple[int, list[Any]]:
             """The bytes of the strings of an array, each behind its length, and how many bytes these are together."""
-            data, lengths, at, found = self.data, memoryview(self.data), begin, []
+            data, lengths, at, found = self.data, self.data.data, begin, []
             big = (self.byte_order == "S") == (sys.byteorder == "little")
             length = struct.Struct(">Q" if big else "<Q")
             for _ in range(count):
                 (size,) = length.unpack_from(lengths, at)
                 found.append(data[at + 8 : at + 8 + size])
                 at += 8 + size
-            if at > len(data):
-                raise ValueError(f"an array of {count} strings does not end within the file")
+                if at > len(data):
+                    raise ValueError(f"an array of {count} strings does not end within the file")
             return at - begin, found
 
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:

@@ -11,7 +11,7 @@ from tiny_models import make_tiny_model
 
 from cli.place import Place
 from cli.prepared import Prepared
-from cli.serve import _ready_line
+from cli.serve import _compile, _ready_line
 from services.errors import HubUnavailable, UsageError
 from services.models import hub
 from services.settings.settings import Settings
@@ -86,3 +86,11 @@ def test_a_model_without_a_template_has_no_chat(model: Path, template: str) -> N
     ready = _ready_line(Settings(model=str(model)), "", found.has_chat)
     assert ("/v1/chat/completions" in ready, '"messages"' in ready) == (found.has_chat, found.has_chat)
     assert ("/v1/completions" in ready, '"prompt"' in ready) == (not found.has_chat, not found.has_chat)
+
+
+async def test_kernels_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    await _compile(Settings(cache_dir=tmp_path / "file", device="cpu"), said.append)
+    assert "no kernels, so transformers' own layers serve, several times slower: " in said[-1]
+    assert "\n" not in said[-1]

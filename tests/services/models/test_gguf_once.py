@@ -14,6 +14,7 @@ from tiny_models import FAMILIES, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from services.errors import ModelError
 from services.models.converter import convert_gguf
 from services.models.gguf_file import read_gguf
 from services.models.gguf_once import already_read, names_of, without_pieces
@@ -72,6 +73,16 @@ def test_fields_are_those_of_the_package(name: str, file: Path) -> None:
     theirs, ours = gguf.GGUFReader(file).fields[name], read_gguf(file).fields[name]
     assert (ours.contents(), ours.types, ours.offset) == (theirs.contents(), theirs.types, theirs.offset)
     assert [ours.parts[i].tolist() for i in ours.data] == [theirs.parts[i].tolist() for i in theirs.data]
+
+
+@pytest.mark.parametrize("size", [1 << 40, (1 << 64) - 1])
+def test_a_string_that_does_not_end_is_refused(size: int, file: Path, tmp_path: Path) -> None:
+    data = bytearray(file.read_bytes())
+    at = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 16  # behind types and count
+    data[at : at + 8] = size.to_bytes(8, "little")
+    (tmp_path / "broken.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=r"the header of broken.gguf, which has [\d,]+ bytes, cannot be read"):
+        read_gguf(tmp_path / "broken.gguf")
 
 
 @pytest.mark.parametrize(
