@@ -14,9 +14,11 @@ import contextlib
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,7 @@ from typing import NoReturn
 ROUTE = "\n    use_backend "  # in each configuration with a gateway
 TITLE = "orca-stand-in"  # of the watcher's process
 LONGEST = 60.0  # seconds after the death; if Serve has started no HAProxy until then, it has ended
+PAUSE = 0.05  # seconds before a stand-in that has died is started again
 ADMIN = re.compile(r"(?<=^    stats socket )\S+", re.MULTILINE)
 PID = re.compile(rb"^Pid: (\d+)$", re.MULTILINE)
 
@@ -62,7 +65,7 @@ class StandIn:
 
     def _follow(self, watched: int) -> NoReturn:
         """Wait for the end of the process, and stand in for it unless another HAProxy of Serve serves already."""
-        with contextlib.suppress(BaseException):
+        try:
             os.setsid()  # Ray kills the process group of a manager that has died
             Path("/proc/self/comm").write_text(TITLE)
             poll = select.poll()
@@ -70,6 +73,8 @@ class StandIn:
             poll.poll()
             if not _pid(self._admin):
                 self._serve()
+        except Exception:
+            traceback.print_exc()
         os._exit(0)
 
     def _serve(self) -> None:
@@ -83,8 +88,9 @@ class StandIn:
             try:
                 died = process.wait(deadline - time.monotonic()) < 0  # by a signal
             except subprocess.TimeoutExpired:
-                process.terminate()
+                process.send_signal(signal.SIGUSR1)  # requests may end
                 return
+            time.sleep(PAUSE)
 
 
 def _pid(admin: Path) -> str:

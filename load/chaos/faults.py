@@ -169,7 +169,7 @@ FAULTS = {
         Fault("controller", _kill(_one(CONTROLLER, "controller"))),
         Fault("haproxy", _kill_of_cluster("haproxy")),
         Fault("proxy manager", _kill(_one(PROXY, "proxy manager"))),
-        Fault("gcs", _kill_of_cluster("gcs_server", wait=True), takes_all=True),
+        Fault("gcs", _kill_of_cluster("gcs_server")),
         Fault("raylet", _kill_of_cluster("raylet", wait=True), takes_all=True),
         Fault("orca serve", _orca_serve, takes_all=True),
         Fault("everything", _everything, takes_all=True, takes_pool=True),

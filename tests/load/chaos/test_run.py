@@ -85,7 +85,7 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     chosen = [fault.name for fault in plan(list(FAULTS.values()), len(FAULTS) + len(small), random.Random(1))]
     assert sorted(chosen) == sorted([*FAULTS, *small])
     assert set(chosen[: len(FAULTS)]) == set(FAULTS)
-    assert plan([FAULTS["gcs"]], 5, random.Random(1)) == [FAULTS["gcs"]]
+    assert plan([FAULTS["raylet"]], 5, random.Random(1)) == [FAULTS["raylet"]]
 
 
 def test_only_a_server_that_does_not_sync_loses_something_by_its_death() -> None:
