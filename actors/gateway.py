@@ -48,9 +48,8 @@ class GatewayReplica:
         name, *aliases = settings.served_model_name or (folder.name,)
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
         log.info("sampling defaults: %s", defaults)
-        model = ServedModel(
-            name, Tokenizer.load(folder, info.pooling is None), info, int(time.time()), defaults, tuple(aliases)
-        )
+        tokenizer, allowed = Tokenizer.load(folder, info.pooling is None), settings.allow_control_tokens
+        model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed)
         shards = open_shards(settings, info)
         await join(described(settings, model.tokenizer.tables), [shard.pool for shard in shards], log.warning)
         app = create_app(shards, model, settings, echo_request_id=False)

@@ -32,6 +32,7 @@ COMMON = (
     *("served_model_name", "host", "port", "api_key", "engines", "device", "dtype", "max_model_len", "max_batch_size"),
     *("kv_memory_fraction", "tp", "redis_url", "data_dir"),
 )
+LONGEST_CHOICES = 60  # characters of a line of the help
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
 ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
@@ -162,7 +163,8 @@ def _kind(annotation: Any) -> dict[str, Any]:
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
     if origin is Literal:
-        return {"metavar": "{" + ",".join(map(str, get_args(annotation))) + "}"}
+        values = "{" + ",".join(map(str, get_args(annotation))) + "}"
+        return {"metavar": values if len(values) <= LONGEST_CHOICES else "NAME"}  # docs/settings.md lists all
     if origin in (list, tuple):
         return {"nargs": "+", "action": "extend", "metavar": "TEXT"}
     if origin is dict:

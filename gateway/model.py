@@ -26,7 +26,7 @@ Words = tuple[tuple[int, ...], ...]
 class ServedModel:
     """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds, for clients only until
     the pool says when it had its first gateway. `defaults`: the sampling of requests that do not say it. `aliases`:
-    further names by which requests may ask for it; answers have its `name`."""
+    further names by which requests may ask for it; answers have its `name`. `allow_control_tokens`: the setting."""
 
     name: str
     tokenizer: Tokenizer
@@ -34,6 +34,7 @@ class ServedModel:
     created: int
     defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
+    allow_control_tokens: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,17 +88,24 @@ def chat_tokens(
     add_special_tokens: bool = False,
     tools: Sequence[dict[str, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    allow_control_tokens: bool | None = None,
 ) -> list[int]:
     """The prompt of a conversation. `param`: the field with the messages. By default the prompt ends with the beginning
     of an answer unless the final message is continued. `tools`: as chat templates expect them. `kwargs`: further
-    variables of the template.
+    variables of the template. `allow_control_tokens`: texts of users and tools that are spelled like control tokens
+    become these; None: as the server's setting says.
 
     Raises ApiError if the chat template refuses the messages or the prompt exceeds the context length."""
     begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    conversation = [message.for_template() for message in messages]
+    conversation, mark = [message.for_template() for message in messages], ""
+    if not (model.allow_control_tokens if allow_control_tokens is None else allow_control_tokens):
+        conversation, mark = model.tokenizer.protected(conversation)
     try:
         text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message, tools, kwargs)
-        return text_tokens(model, [text], add_special_tokens, param)[0]
+        if not mark:
+            return text_tokens(model, [text], add_special_tokens, param)[0]
+        _check_length(model, text.replace(mark, ""), param)
+        return model.tokenizer.encode_protected(text, mark, add_special_tokens)
     except ValueError as error:
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
 

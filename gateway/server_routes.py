@@ -143,6 +143,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> Tokens:
             add_special_tokens=bool(fields.add_special_tokens),
             tools=fields.tool_use.for_template(),
             kwargs=fields.chat_template_kwargs,
+            allow_control_tokens=fields.allow_control_tokens,
         )
     else:
         (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")

@@ -26,6 +26,7 @@ class TokenizeRequest(Strict):
     tools: ChatTools | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
+    allow_control_tokens: bool | None = None  # of messages; by default as the server's setting says
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeRequest:

@@ -75,6 +75,10 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         Literal["refuse", "ignore"],
         Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
     ] = "refuse"
+    allow_control_tokens: Annotated[
+        bool,
+        Field(description="texts of users and tools that are spelled like control tokens become these, as in vLLM"),
+    ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
 

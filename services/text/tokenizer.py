@@ -12,6 +12,7 @@ import tokenizers
 from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
 from services.text.length_bound import LengthBound
+from services.text.plain_contents import PlainContents
 from services.text.token_bytes import TextTables, read_tokenizer_json
 from services.text.tokenizer_config import TokenizerConfig
 
@@ -40,6 +41,7 @@ class Tokenizer:
         template: ChatTemplate | None,
         config: TokenizerConfig,
         bound: LengthBound | None = None,
+        plain: PlainContents | None = None,
     ) -> None:
         self._backend = backend
         self._backend.no_truncation()
@@ -48,6 +50,7 @@ class Tokenizer:
         self.tables = tables
         self.config = config
         self._bound = bound
+        self._plain = plain
 
     @classmethod
     def load(cls, folder: Path, exact: bool = True) -> Tokenizer:
@@ -62,7 +65,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{path} cannot be read: {error}") from None
-        return cls(backend, tables, ChatTemplate.load(folder), TokenizerConfig.load(folder), bound)
+        config = TokenizerConfig.load(folder)
+        plain = PlainContents(raw, f"{config.chat_template}{config.tool_template}") if exact else None
+        return cls(backend, tables, ChatTemplate.load(folder), config, bound, plain)
 
     @property
     def vocab_size(self) -> int:
@@ -121,6 +126,19 @@ class Tokenizer:
             first.truncate(max(room - len(second.ids), room - room // 2))
             second.truncate(room - len(first.ids))
         return self._backend.post_process(first, second, add_special_tokens)
+
+    def protected(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """Return `messages` with the texts of users and tools marked where they are spelled like control tokens, and
+        the mark, which `encode_protected` takes; "" if nothing is. See `PlainContents`."""
+        if self._plain is None:
+            return [dict(message) for message in messages], ""
+        return self._plain.protected(messages)
+
+    def encode_protected(self, text: str, mark: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a rendered `text` with marks. Raises ValueError if it is not valid Unicode."""
+        assert self._plain is not None, "texts without marks need none of this"
+        text.encode()
+        return self._plain.encode(self._backend, text, mark, add_special_tokens)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of output tokens, as `Detokenizer` does."""

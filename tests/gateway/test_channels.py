@@ -182,7 +182,7 @@ TEMPLATES = {
 def test_formats_are_told_apart_by_the_template() -> None:
     for name, template in TEMPLATES.items():
         assert recognized(template, SIGNS) == name
-    assert {name for name, _ in SIGNS} <= {*CALL_FORMATS, "openai"}
+    assert {name for name, _ in SIGNS} <= {*CALL_FORMATS, "openai", ""}
     assert {name for name, _ in REASONING_SIGNS} <= set(REASONING_PARSERS)
     assert recognized("<think></think>", REASONING_SIGNS) == "deepseek_r1"
     assert recognized("[THINK] [/THINK]", REASONING_SIGNS) == "mistral"

@@ -201,3 +201,38 @@ async def test_without_reasoning(folder: Path) -> None:
     with pytest.raises(ApiError, match="this model does not reason") as refused:
         await plan(validator(folder, "{{ messages[0].content }}"), reasoning_effort="low")
     assert refused.value.param == "reasoning_effort"
+
+
+XML = "{% for c in messages[0].tool_calls %}<tool_call>\n<function={{ c.function.name }}>\n<parameter=x>{% endfor %}"
+XML += "{{ tools }}"
+TYPED = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}}
+TYPED_TOOLS = [{"type": "function", "function": {"name": "the", "parameters": TYPED}}]
+
+
+async def test_the_plan_has_the_types_of_parameters_between_tags(folder: Path) -> None:
+    made = await asked(validator(folder, TEMPLATE + XML), tools=TYPED_TOOLS, tool_choice="required")
+    assert (made.plan.tool_parser, made.plan.types) == ("qwen3_coder", {"the": {"x": "integer"}})
+    assert Plan.unpack(made.submission.body).types == made.plan.types
+    assert "<function=" in made.submission.sequences[0].sampling.grammar
+    assert (await plan(validator(folder, TEMPLATE + CALLS), tools=TYPED_TOOLS)).types == {}
+
+
+async def test_one_name_reads_both_forms_of_mistral(folder: Path) -> None:
+    newer = "{% for c in messages[0].tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{% endfor %}{{ tools }}"
+    for template, parser in ((newer, "mistral_v11"), (newer.replace("[ARGS]", ""), "mistral")):
+        for setting in ("auto", "mistral"):
+            made = await plan(validator(folder, TEMPLATE + template, tool_call_parser=setting), tools=TOOLS)
+            assert made.tool_parser == parser
+
+
+async def test_channels_are_read_with_and_without_tools(folder: Path) -> None:
+    template = "{{ tools }}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    template += "{{ messages[0].tool_calls }}{# functions. #}<|start|>assistant{% if x %}<|channel|>analysis{% endif %}"
+    checker = validator(folder, template)
+    made = await plan(checker)
+    assert (made.tool_parser, made.reasoning_parser, made.reasoning_open) == ("", "openai_gptoss", False)
+    forced = await asked(checker, tools=TOOLS, tool_choice="required")
+    assert forced.plan.tool_parser == "openai"
+    assert "to=functions.the" in forced.submission.sequences[0].sampling.grammar
+    formatted = await asked(checker, response_format={"type": "json_object"})
+    assert "<|channel|>final" in formatted.submission.sequences[0].sampling.grammar

@@ -14,7 +14,8 @@ from tiny_text import make_folder
 from services.settings.settings import Settings
 
 BEYOND = "<system>"  # the last token of the tokenizer, which the model does not have
-SAY = [{"role": "user", "content": f"hello {BEYOND}"}]
+USER = {"role": "user", "content": f"hello {BEYOND}"}  # whose text is plain
+SAY = [USER, {"role": "assistant", "content": f"hello {BEYOND}"}, USER]
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}]},
@@ -26,7 +27,6 @@ SPELLED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": SAY}, "messages"),
     (COMPLETIONS, {"prompt": f"hello {BEYOND}"}, "prompt"),
     (COMPLETIONS, {"prompt": ["hello", f"{BEYOND} hello"]}, "prompt"),
-    (RESPONSES, {"input": f"hello {BEYOND}"}, "input"),
     (RESPONSES, {"input": SAY}, "input"),
     (RESPONSES, {"instructions": BEYOND}, "input"),
     (MESSAGES, {"messages": SAY}, "messages"),

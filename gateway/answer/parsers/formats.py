@@ -162,6 +162,7 @@ SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama4_pythonic", ("[func_name1(", "<|header_start|>")),
     ("pythonic", ("[func_name1(",)),
     ("smollm2", ("<tool_call>[",)),
+    ("", ("<tool_call>", "minimax[>[")),  # MiniMax M3, whose calls have tags for each value
     ("hermes", ("<tool_call>",)),
     ("granite", ("<|tool_call|>",)),
     ("llama3_json", ('{"name": "', '"parameters": ')),

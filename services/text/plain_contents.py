@@ -1,0 +1,137 @@
+"""PlainContents: what users and tools write in a chat never becomes a control token.
+
+A tokenizer reads texts like `<|im_end|>` in a prompt as one token, wherever they come from. Here, a mark breaks such a
+text in a content before the chat template is rendered. Afterwards, the text between two control tokens of the template
+is tokenized without the mark by a tokenizer that does not know control tokens. All other tokens stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+WRITERS = frozenset({"user", "tool", "function", "ipython", "observation"})  # roles whose texts are plain
+FIELDS = ("content", "name", "tool_call_id")
+PRIVATE = range(0xE000, 0xF900)  # characters without a meaning
+
+
+class PlainContents:
+    """Knows the control tokens of a model: its special tokens, and other added tokens that the chat template writes."""
+
+    def __init__(self, raw: Mapping[str, Any], template: str) -> None:
+        """`raw`: the content of tokenizer.json. `template`: the source of the chat template."""
+        self._raw = raw
+        self._lead = secrets.token_hex(16)  # begins the names that control tokens have instead
+        added = [token for token in raw.get("added_tokens") or () if token["content"].strip()]
+        tokens = {t["content"]: t["id"] for t in added if t["special"] or t["content"] in template}
+        self._ids = frozenset(tokens.values())
+        self._names = dict.fromkeys(sorted(tokens, key=len, reverse=True))
+        self._longest = max(map(len, tokens), default=0)
+        self._pattern = re.compile("|".join(map(re.escape, self._names))) if tokens else None
+        self._begins = frozenset(name[:size] for name in tokens for size in range(1, len(name)))
+        self._ends = frozenset(name[size:] for name in tokens for size in range(1, len(name)))
+
+    def protected(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """`messages` with a mark in each text of users and tools that is spelled like a control token, also where only
+        its beginning or end is; and the mark, "" if there is none."""
+        mark = str(secrets.randbits(128) + (1 << 128))  # which no text contains, and no template changes
+        made = [self._message(message, mark) for message in messages]
+        changed = any(new is not old for new, old in zip(made, messages, strict=True))
+        return [dict(message) for message in made], mark if changed else ""
+
+    def _message(self, message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+        if message.get("role") not in WRITERS:
+            return message
+        broken = {
+            name: made
+            for name in FIELDS
+            if isinstance(text := message.get(name), str) and (made := self._broken(text, mark)) != text
+        }
+        return {**message, **broken} if broken else message
+
+    def _broken(self, text: str, mark: str) -> str:
+        """`text` with `mark` in each control token that is spelled in it."""
+        if self._pattern is None:
+            return text
+        made = self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        longest = self._longest
+        for size in range(min(longest - 1, len(text)), 0, -1):
+            if text[-size:] in self._begins:
+                place = len(made) - size + 1
+                made = made[:place] + mark + made[place:]
+                break
+        for size in range(min(longest - 1, len(text)), 0, -1):
+            if text[:size] in self._ends:
+                return made[: size - 1] + mark + made[size - 1 :] if mark not in made[:size] else made
+        return made
+
+    def encode(self, backend: tokenizers.Tokenizer, text: str, mark: str, add_special_tokens: bool) -> list[int]:
+        """The token ids of a rendered `text` with marks, which are not part of it."""
+        sign = next(chr(code) for code in PRIVATE if chr(code) not in text)
+        marked = text.replace(mark, sign)
+        encoding = backend.encode(marked, add_special_tokens=False)
+        made: list[int] = []
+        held: list[int] = []  # since the last control token
+        begin = 0
+        for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id not in self._ids:
+                held.append(id)
+                continue
+            made += self._between(marked[begin:start], held, sign, begin == 0)
+            made.append(id)
+            held, begin = [], end
+        made += self._between(marked[begin:], held, sign, begin == 0)
+        return _around(backend, made) if add_special_tokens else made
+
+    def _between(self, text: str, ids: list[int], sign: str, first: bool) -> list[int]:
+        """The token ids of the text between two control tokens, whose ids with the mark in it are `ids`."""
+        if sign not in text:
+            return ids
+        # some tokenizers read the first text of a prompt in another way
+        lead = "" if first else self._lead + next(iter(self._names))
+        found: list[int] = self._plain.encode(lead + text.replace(sign, ""), add_special_tokens=False).ids
+        return found[1:] if lead else found
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The tokenizer with control tokens by other names, which no text contains. They keep their ids, as all tokens
+        do."""
+
+        def renamed(name: str) -> str:
+            return f"{self._lead}{name}" if name in self._names else name
+
+        flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+        added = [
+            {**token, "content": renamed(token["content"]), **(flags if token["id"] in self._ids else {})}
+            for token in self._raw.get("added_tokens") or ()
+        ]
+        model = dict(self._raw["model"])
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {renamed(name): id for name, id in model["vocab"].items()}
+            if merges := model.get("merges"):
+                model["merges"] = [each for each in merges if _merged(each) not in self._names]
+        else:
+            model["vocab"] = [[renamed(name), score] for name, score in model["vocab"]]
+        raw = {**self._raw, "added_tokens": added, "model": model, "post_processor": None}
+        made = tokenizers.Tokenizer.from_str(json.dumps(raw))
+        made.no_truncation()
+        made.no_padding()
+        return made
+
+
+def _merged(merge: str | list[str]) -> str:
+    """What a merge of BPE makes of its two pieces."""
+    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
+
+
+def _around(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:
+    """`ids` with the tokens that the model expects around a text."""
+    around, bare = (backend.encode("a", add_special_tokens=special).ids for special in (True, False))
+    place = next(i for i in range(len(around) - len(bare) + 1) if around[i : i + len(bare)] == bare)
+    return [*around[:place], *ids, *around[place + len(bare) :]]
