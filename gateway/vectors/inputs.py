@@ -32,6 +32,10 @@ class VectorInputs:
         ApiError for a text that is longer than the model takes."""
         if self._pooling.lower_case:
             texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
+        if keep is None:  # tokenizing a very long text takes seconds
+            for text in texts:
+                parts = [text] if isinstance(text, str) else text
+                self.check_length(sum(map(self._model.tokenizer.least_tokens, parts)), param, "at least ")
         found = self._model.tokenizer.encode_texts(texts, special, self._most(keep))
         for one in found:
             self.check_length(len(one.ids), param)
@@ -46,13 +50,14 @@ class VectorInputs:
     def _most(self, keep: int | None) -> int | None:
         return self._model.info.max_model_len if keep is not None and keep < 0 else keep
 
-    def check_length(self, count: int, param: str) -> None:
-        """Raises ApiError for more tokens than the model takes, or for none."""
+    def check_length(self, count: int, param: str, bound: str = "") -> None:
+        """Raises ApiError for more tokens than the model takes, or for none unless `count` is a `bound`."""
         longest = self._model.info.max_model_len
         if count > longest:
-            text = f"This model's maximum length of a text is {longest} tokens, but a text in '{param}' has {count}; "
-            raise ApiError(Kind.CONTEXT_LENGTH, f"{text}shorten it, or send 'truncate_prompt_tokens': -1.", param)
-        if not count:
+            text = f"This model's maximum length of a text is {longest} tokens, but a text in '{param}' has {bound}"
+            advice = "shorten it, or send 'truncate_prompt_tokens': -1"
+            raise ApiError(Kind.CONTEXT_LENGTH, f"{text}{count}; {advice}.", param)
+        if not count and not bound:
             raise ApiError(Kind.INVALID, f"Invalid '{param}': a text has no tokens.", param)
 
     def prompt(self, name: str | None) -> str:

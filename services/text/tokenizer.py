@@ -59,7 +59,7 @@ class Tokenizer:
         raw = read_tokenizer_json(folder)
         tables = TextTables.made_of(raw, folder, exact)
         assert tables.with_special is not None
-        bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0)) if exact else None
+        bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
         path = folder / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))

@@ -103,12 +103,14 @@ def test_prompts_of_the_model(embedder: openai.OpenAI) -> None:
 
 
 def test_a_text_that_is_too_long(embedder: openai.OpenAI, vectors: VectorStack) -> None:
-    text = "word " * 300
+    text = "word " * 120
     count = len(vectors.tokenizer.encode(text))
     for input in (text, ["short", text], vectors.tokenizer.encode(text)):
         with pytest.raises(openai.BadRequestError, match=f"is 100 tokens.* {count};") as refused:
             embed(embedder, input)
         assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.BadRequestError, match=r"has at least \d+; shorten"):
+        embed(embedder, "word " * 15_000)
     ids = vectors.tokenizer.encode(text)
     for keep, left in ((-1, 100), (7, 7)):
         (cut,) = embed(embedder, text, extra_body={"truncate_prompt_tokens": keep})

@@ -35,7 +35,7 @@ class Bert(DecoderWeights):
         activations = {**ACTIVATIONS, "gelu": Activation.GELU_ERF, "gelu_new": Activation.GELU}
         activation = activations.get(config.hidden_act)
         positions = getattr(config, "position_embedding_type", "absolute")
-        if activation is None or positions not in ("absolute", None) or config.hidden_size % 8:
+        if activation is None or positions not in ("absolute", None):
             return None
         return DecoderSpec(
             family=config.model_type,
@@ -107,7 +107,12 @@ class Bert(DecoderWeights):
 
 
 class Roberta(Bert):
-    """Positions begin behind the padding token's id, which is 1 in all its checkpoints."""
+    """Positions begin behind the padding token's id, which is 1."""
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See Bert. None for another id of padding."""
+        return Bert.read_spec(config) if config.pad_token_id == 1 else None
 
     def _first_position(self) -> int:
         return 2
