@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import numpy as np
 import openai
+import openai_document
 import pytest
 from batch_client import create, ended, entries, jsonl
 from stack import NAME
@@ -229,3 +231,20 @@ def test_scores_are_cosines_and_ranks_follow_them(posts: httpx.Client, embedder:
         assert [one["document"]["text"] for one in ranking["results"]] == [TEXTS[i] for i in best]
     bare = posts.post("/v1/rerank", json={**body, "return_documents": False}).json()["results"]
     assert all(one.keys() == {"index", "relevance_score"} for one in bare)
+
+
+def test_answers_are_as_both_documents_say(posts: httpx.Client) -> None:
+    document = posts.get("/openapi.json").json()
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+        ("/v1/score", {"text_1": "a", "text_2": TEXTS}),
+        ("/v1/rerank", {"query": "a", "documents": TEXTS}),
+    ]
+    for path, body in bodies:
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]
+        root = {**content["schema"], "components": document["components"]}
+        answer = posts.post(path, json=body).json()
+        jsonschema.Draft202012Validator(root).validate(answer)
+        if path == "/v1/embeddings" and "encoding_format" not in body:
+            openai_document.check("CreateEmbeddingResponse", answer)

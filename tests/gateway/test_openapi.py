@@ -36,7 +36,7 @@ CONVERSATION = {
     "input: maxItems 4096",
     "truncation: 'auto'",
 }
-OTHER_ENDPOINTS = ("embeddings", "images/edits", "images/generations", "moderations", "videos")
+OTHER_ENDPOINTS = ("images/edits", "images/generations", "moderations", "videos")
 NARROWED: dict[str, set[str]] = {
     "post /v1/batches": {
         "input_file_id: maxLength 100",
