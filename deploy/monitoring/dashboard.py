@@ -155,6 +155,15 @@ ROWS: dict[str, list[Panel]] = {
             ),
         ),
     ],
+    "Drafts": [
+        panel(
+            "Drafts",
+            "short",
+            (rate("vllm:spec_decode_num_drafts_total", ENGINE), "drafts per second"),
+            (rate("vllm:spec_decode_num_draft_tokens_total", ENGINE), "their tokens per second"),
+            (rate("vllm:spec_decode_num_accepted_tokens_total", ENGINE), "of them right"),
+        ),
+    ],
     "Engines": [
         panel(
             "Engines",

@@ -20,7 +20,7 @@ from cli.serve import _check_port, _check_replicas
 from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
-from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.names import PARTS, VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import NAMES, Settings
 from services.settings.types import Section, hash_of
 from services.version import program_version
@@ -196,7 +196,7 @@ def test_help_shows_each_setting_once_in_its_section(
     assert run(monkeypatch, "serve", "--help=all") == 0
     text = capsys.readouterr().out
     flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
-    assert sorted(flags) == sorted(["config", "revision", *(name.replace("_", "-") for name in NAMES)])
+    assert sorted(flags) == sorted(["config", *PARTS, *(name.replace("_", "-") for name in NAMES)])
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE)[-len(Section) :] == list(Section)
     assert max(map(len, text.splitlines())) <= max(80, min(100, int(columns)))
     assert " ".join(text.split()).count("(default: ") == len(NAMES)

@@ -185,6 +185,11 @@ class DecoderWeights(ABC):
         """Whether the vocabulary is the embedding."""
         return "lm_head.weight" not in self._tensors
 
+    @property
+    def head_is_embedding(self) -> bool:
+        """Whether `vocabulary` gives the rows of the embedding."""
+        return self.tied and self.head is None
+
     def vocabulary(self) -> Linear:
         """This partition's rows of the product that gives logits [vocab, hidden], or of `head`."""
         if self.head is not None:

@@ -99,7 +99,7 @@ def _embedding(
     packer: Packer, weights: DecoderWeights, head: Linear | None, vocabulary: PackedMatrix | None
 ) -> PackedTable:
     """The tokens' embedding. One that is also the vocabulary is kept once, if no number is rounded there."""
-    if weights.tied and head and vocabulary and vocabulary.keeps(head.weight):
+    if weights.head_is_embedding and head and vocabulary and vocabulary.keeps(head.weight):
         return PackedTable(vocabulary, weights.first_token)
     return packer.table(weights.embedding(), weights.embedding_name)
 

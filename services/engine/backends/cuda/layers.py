@@ -160,7 +160,7 @@ class CudaLayers:
 
     def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
         """The product that gives logits. If it is the embedding, one tensor is both."""
-        if weights.tied and self._embedding is not None:
+        if weights.head_is_embedding and self._embedding is not None:
             return Linear(self._embedding.rows)
         return weights.vocabulary()
 
