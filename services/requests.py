@@ -32,6 +32,23 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """After how many tokens the reasoning of an answer is ended.
+
+    `tokens` of the reasoning are sampled freely; then the tokens of `closing`, which contain the mark `end`, follow. The
+    reasoning begins with the mark `begin` at the beginning of the output, or with the output itself if it is `opened`.
+    `recurs`: it may begin again after its end and anywhere in the output; `tokens` are those of all its parts.
+    """
+
+    tokens: int
+    begin: str
+    end: str
+    closing: tuple[int, ...]
+    opened: bool = False
+    recurs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of a request are sampled, and when it stops. All values are valid.
 
@@ -70,6 +87,7 @@ class SamplingParams:
     # `Logprobs` of the only output token, which means nothing itself; so `logprobs` must not be None.
     vector: int = 0
     second_text: int = 0  # the prompt is a pair of texts, and the second begins at this token; 0: it is one text
+    thinking_token_budget: ThinkingBudget | None = None  # of the reasoning; None: it is not limited
 
 
 _NAMES = [one.name for one in fields(SamplingParams)]

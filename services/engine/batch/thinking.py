@@ -1,0 +1,87 @@
+"""The limit of the reasoning of an output: the tokens that must follow once its budget is used up."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from services.errors import OrcaError
+from services.requests import ThinkingBudget
+
+if TYPE_CHECKING:
+    from services.text import TextTables
+
+
+class ThinkingLimit:
+    """How far the output of one request has come in its reasoning: a function of the budget and the output alone.
+
+    The marks are found in the text, as those who read the answer find them: a model may write a mark with other tokens
+    than the tokenizer. A copy changes by itself from now on.
+    """
+
+    __slots__ = ("_budget", "_closed", "_consumed", "_inside", "_left", "_loading", "_over", "_text", "error")
+
+    def __init__(self, budget: ThinkingBudget, loading: Future[TextTables], num_prompt_tokens: int) -> None:
+        self._budget = budget
+        self._loading = loading
+        self._consumed = num_prompt_tokens  # tokens of the request that are taken
+        self._left = budget.tokens  # negative: tokens that a grammar needed before it allowed the end
+        self._inside = budget.opened
+        self._closed = 0  # tokens of the closing that the output ends with
+        self._over = False
+        self._text = b""  # of the output, as far as a mark may be in it
+        self.error: str | None = None  # why the request must fail
+
+    def forced(self, token_ids: list[int]) -> int | None:
+        """Return the token that must follow `token_ids` (prompt + output); None if the budget leaves it open."""
+        if self._over:
+            return None
+        try:
+            tables = self._loading.result().of(skip_special_tokens=False)
+        except (OrcaError, OSError) as error:
+            self.error = f"the thinking budget cannot be applied: {error}"
+            return None
+        for token in token_ids[self._consumed :]:
+            if not self._over:
+                self._take(token, tables.bytes_of(token))
+        self._consumed = len(token_ids)
+        return self._budget.closing[self._closed] if self._inside and self._left <= 0 else None
+
+    def _take(self, token: int, data: bytes) -> None:
+        self._text += data
+        if not self._inside:
+            self._begin()
+            return
+        # a grammar may forbid the closing at first, in the middle of a character
+        closes = self._left <= 0 and token == self._budget.closing[self._closed]
+        self._left -= 1
+        self._closed = self._closed + 1 if closes else 0
+        if self._closed == len(self._budget.closing) or (not closes and self._has_end()):
+            self._leave()
+
+    def _begin(self) -> None:
+        """Find the beginning of the reasoning in the text before it."""
+        begin = self._budget.begin.encode()
+        if self._budget.recurs:
+            _, found, rest = self._text.partition(begin)
+        else:
+            text = self._text.lstrip()
+            self._over = not text.startswith(begin[: len(text)])
+            found, rest = (begin, text[len(begin) :]) if text.startswith(begin) else (b"", b"")
+        if found:
+            self._inside, self._text = True, rest
+            if self._has_end():
+                self._leave()
+        elif self._budget.recurs:
+            self._text = self._text[-len(begin) :]
+
+    def _has_end(self) -> bool:
+        end = self._budget.end.encode()
+        if end in self._text:
+            return True
+        self._text = self._text[-len(end) :]
+        return False
+
+    def _leave(self) -> None:
+        self._inside, self._closed, self._text = False, 0, b""
+        self._over = not self._budget.recurs
