@@ -35,7 +35,7 @@ class FinishReason(StrEnum):
 class ThinkingBudget:
     """After how many tokens the reasoning of an answer is ended.
 
-    `tokens` of the reasoning are sampled freely; then the tokens of `closing`, which contain the mark `end`, follow. The
+    `tokens` of the reasoning are sampled freely; then the tokens of `closing` follow, which contain the mark `end`. The
     reasoning begins with the mark `begin` at the beginning of the output, or with the output itself if it is `opened`.
     `recurs`: it may begin again after its end and anywhere in the output; `tokens` are those of all its parts.
     """

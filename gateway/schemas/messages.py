@@ -250,8 +250,21 @@ class MessageRequest(Conversation, GenerationFields):
 
     @property
     def reasoning_field(self) -> str | None:
-        enabled = self.thinking is not None and self.thinking.type == "enabled"
-        return "thinking" if enabled else super().reasoning_field
+        return "thinking" if self._thinks else super().reasoning_field
+
+    @property
+    def _thinks(self) -> bool:
+        return self.thinking is not None and self.thinking.type == "enabled"
+
+    @property
+    def thinking_budget(self) -> int | None:
+        if self.thinking is None or not self._thinks or self.thinking_token_budget is not None:
+            return super().thinking_budget
+        return self.thinking.budget_tokens
+
+    @property
+    def budget_field(self) -> str:
+        return super().budget_field if self.thinking_token_budget is not None else "thinking"
 
     @property
     def shows_reasoning(self) -> bool:

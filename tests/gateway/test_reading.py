@@ -25,10 +25,11 @@ from gateway.validation import ValidatedRequest, Validator
 from services.errors import ModelError
 from services.messages import EngineFigures
 from services.models import ModelInfo
+from services.requests import FEATURES, ThinkingBudget
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
-FIGURES = EngineFigures(NAME, 512, 512, 16, 300, "echo")
+FIGURES = EngineFigures(NAME, 512, 512, 16, 300, "echo", features=FEATURES)
 # in the style of Qwen3's: an answer without thinking begins after an empty one
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
@@ -236,3 +237,89 @@ async def test_channels_are_read_with_and_without_tools(folder: Path) -> None:
     assert "to=functions.the" in forced.submission.sequences[0].sampling.grammar
     formatted = await asked(checker, response_format={"type": "json_object"})
     assert "<|channel|>final" in formatted.submission.sequences[0].sampling.grammar
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{{ start }}{% endif %}"
+)
+
+
+def budget_of(made: ValidatedRequest) -> ThinkingBudget | None:
+    return made.submission.sequences[0].sampling.thinking_token_budget
+
+
+@pytest.mark.parametrize(
+    ("template", "start", "closing", "opened", "left"),
+    [
+        (THINKS, "", "\n</think>\n\n", False, 9),
+        (THINKS, "<think>", "\n</think>\n\n", True, 9),
+        (THINKS, "<think>\nthe", "\n</think>\n\n", True, 7),  # as in vLLM, what the prompt has of the block counts
+        (THINKS, "<think>" + 12 * "a", "\n</think>\n\n", True, 0),
+        (TEMPLATE, "", "</think>", False, 9),  # the template writes no reasoning
+        (TEMPLATE.replace("think>", "seed:think>"), "", "</seed:think>", False, 9),
+        (TEMPLATE + "{# [THINK] [/THINK] #}", "[THINK]a", "[/THINK]", True, 8),
+        (TEMPLATE + "{# <|channel|>analysis<|message|> #}", "", "<|end|><|start|>assistant", False, 9),
+    ],
+)
+async def test_a_thinking_budget_ends_the_reasoning_as_the_template_does(
+    folder: Path, template: str, start: str, closing: str, opened: bool, left: int
+) -> None:
+    checker = validator(folder, template)
+    kwargs = {"chat_template_kwargs": {"start": start}}
+    budget = budget_of(await asked(checker, max_tokens=50, thinking_token_budget=9, **kwargs))
+    assert budget
+    assert Tokenizer.load(folder).decode(budget.closing) == closing
+    assert (budget.tokens, budget.opened, budget.recurs) == (left, opened, "channel" in template)
+    assert closing.strip().startswith(budget.end)
+
+
+async def test_a_budget_that_ends_nothing_is_none(folder: Path) -> None:
+    """An engine of a build that knows no budgets can run such a request."""
+    checker = validator(folder)
+    assert budget_of(await asked(checker, max_tokens=50, thinking_token_budget=0))
+    for fields in (
+        {"max_tokens": 9, "thinking_token_budget": 9},
+        {"max_tokens": 50, "thinking_token_budget": -1},
+        {"max_tokens": 50, "thinking_token_budget": None},
+        {"max_tokens": 50, "thinking_token_budget": 9, "reasoning_effort": "none"},
+    ):
+        assert budget_of(await asked(checker, **fields)) is None, fields
+
+
+async def test_budgets_of_all_apis(folder: Path) -> None:
+    checker = validator(folder)
+    completion = {"prompt": ["<think>hello", "hello", "<think></think>"], "max_tokens": 50, "thinking_token_budget": 5}
+    made = await checker.completion(validate(CompletionRequest, completion), Caller("tenant"))
+    budgets = [sequence.sampling.thinking_token_budget for sequence in made.submission.sequences]
+    assert [budget and (budget.tokens, budget.opened) for budget in budgets] == [(4, True), (5, False), None]
+    for kind, body, param, tokens in (
+        (MessageRequest, {"thinking": {"type": "enabled", "budget_tokens": 7}}, "thinking", 7),
+        (MessageRequest, {"thinking": {"type": "adaptive"}}, "thinking", None),
+        (MessageRequest, {"thinking": {"type": "disabled", "budget_tokens": 7}}, "thinking", None),
+        (MessageRequest, {"thinking_token_budget": 0}, "thinking_token_budget", 0),
+        (ResponseRequest, {"thinking_token_budget": 7}, "thinking_token_budget", 7),
+    ):
+        given = {"input": "a"} if kind is ResponseRequest else {"messages": [{"role": "user", "content": "a"}]}
+        fields = validate(kind, given | ({} if kind is ResponseRequest else {"max_tokens": 50}) | body)
+        assert (fields.thinking_budget, fields.budget_field) == (tokens, param), body
+
+
+@pytest.mark.parametrize("budget", [-2, 1.5, True, "5"])
+async def test_a_budget_is_a_number_of_tokens(folder: Path, budget: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        await asked(validator(folder), thinking_token_budget=budget)
+    assert caught.value.param == "thinking_token_budget"
+
+
+async def test_a_budget_that_cannot_be_kept_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ApiError, match="'thinking_token_budget': it asks for reasoning, but this model does not reason"
+    ):
+        await asked(validator(folder, "{{ messages[0].content }}"), thinking_token_budget=9)
+    completion = {"prompt": "hello", "max_tokens": 50, "thinking_token_budget": 5, "guided_regex": "a"}
+    with pytest.raises(ApiError, match="not allowed with 'guided_regex' in completions"):
+        await validator(folder).completion(validate(CompletionRequest, completion), Caller("tenant"))
+    monkeypatch.setattr("gateway.answer.reading.closing_of", lambda *_: ())
+    with pytest.raises(ApiError, match="'</think>', the end of this model's reasoning, is no sequence of tokens"):
+        await asked(validator(folder), max_tokens=50, thinking_token_budget=9)

@@ -83,7 +83,7 @@ class RequestState:
     @property
     def error(self) -> str | None:
         """Why no token can be sampled for it."""
-        return (self.grammar and self.grammar.error) or (self.thinking and self.thinking.error)
+        return (self.grammar.error if self.grammar else None) or (self.thinking.error if self.thinking else None)
 
     @property
     def is_limited(self) -> bool:

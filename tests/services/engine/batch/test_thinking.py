@@ -88,17 +88,24 @@ def test_a_request_fails_alone_if_the_texts_of_tokens_cannot_be_read() -> None:
 def test_no_setting_but_the_grammar_forbids_what_the_budget_forces() -> None:
     budget = ThinkingBudget(1, "<", "zq", (25, 16), opened=True)
     settings = SamplingParams(
-        9, allowed_token_ids=(1, 2), bad_words=((25,),), min_tokens=9, stop_token_ids=(16,), thinking_token_budget=budget
+        9,
+        allowed_token_ids=(1, 2),
+        bad_words=((25,),),
+        min_tokens=9,
+        stop_token_ids=(16,),
+        thinking_token_budget=budget,
     )
     sampler = Sampler(EOS, 60, None, letters(60))
     state = RequestState("0", [3, 1], 1, settings)
     for token in (25, 16):
         sampler.prepare(state)
-        assert state.allowed and state.allowed.ids.tolist() == [token]
+        assert state.allowed
+        assert state.allowed.ids.tolist() == [token]
         assert state.adjustments is None
         state.append(token)
     sampler.prepare(state)
-    assert state.allowed and state.allowed.ids.tolist() == [1, 2]
+    assert state.allowed
+    assert state.allowed.ids.tolist() == [1, 2]
     assert state.adjustments
 
     inside = RequestState("1", [3, 1], 1, SamplingParams(9, grammar="start: /bbzq/", thinking_token_budget=budget))
@@ -106,4 +113,5 @@ def test_no_setting_but_the_grammar_forbids_what_the_budget_forces() -> None:
     assert inside.allowed is None  # the grammar has a second b first
     inside.append(1)
     sampler.prepare(inside)
-    assert inside.allowed and inside.allowed.ids.tolist() == [25]
+    assert inside.allowed
+    assert inside.allowed.ids.tolist() == [25]
