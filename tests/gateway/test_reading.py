@@ -197,6 +197,27 @@ def test_the_template_receives_the_verbosity() -> None:
     assert "verbosity" not in validate(ResponseRequest, {"input": "hi", "text": {}}).echo()["text"]
 
 
+@pytest.mark.parametrize("effort", [None, "low", "medium", "high"])
+async def test_the_template_of_gpt_oss_receives_the_effort(folder: Path, effort: str | None) -> None:
+    checker = validator(
+        folder,
+        "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{# <|channel|>analysis functions. #}<|start|>assistant",
+    )
+    said = [{"role": "user", "content": "hi"}]
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (ChatRequest, {"messages": said, "reasoning_effort": effort}),
+        (ResponseRequest, {"input": "hi", "reasoning": {"effort": effort}}),
+        (MessageRequest, {"messages": said, "max_tokens": 5, "output_config": {"effort": effort}}),
+    ]
+    for model, body in bodies:
+        kwargs = validate(model, body).template_variables
+        made = await asked(checker, chat_template_kwargs=kwargs)
+        prompt = Tokenizer.load(folder).decode(made.submission.sequences[0].prompt)
+        assert f"Reasoning: {effort or 'medium'}<" in prompt
+        assert made.plan.reasoning_parser == "openai_gptoss"
+
+
 async def test_without_reasoning(folder: Path) -> None:
     assert not (await plan(validator(folder), include_reasoning=False)).include_reasoning
     with pytest.raises(ApiError, match="this model does not reason") as refused:
