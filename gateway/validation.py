@@ -149,7 +149,8 @@ class Validator:
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
-        check_needs(samplings[0], figures)
+        for sampling in samplings:
+            check_needs(sampling, figures)
         inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
         request = kind.prefix + caller.request_name(digest, inputs)
         sequences = _sequences(request, prompts, samplings, fields.choices)

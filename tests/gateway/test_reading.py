@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,13 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("reading"))
 
 
-def validator(folder: Path, template: str = TEMPLATE, **settings: Any) -> Validator:
-    async def figures() -> EngineFigures:
-        return FIGURES
+def validator(folder: Path, template: str = TEMPLATE, figures: EngineFigures = FIGURES, **settings: Any) -> Validator:
+    async def known() -> EngineFigures:
+        return figures
 
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     model = ServedModel(NAME, Tokenizer.load(folder), ModelInfo.load(folder), 1)
-    return Validator("gateway", model, Settings(**settings), FairExecutor(), figures)
+    return Validator("gateway", model, Settings(**settings), FairExecutor(), known)
 
 
 async def asked(checker: Validator, content: str = "hello", **fields: Any) -> ValidatedRequest:
@@ -341,6 +342,12 @@ async def test_a_budget_that_cannot_be_kept_is_refused(folder: Path, monkeypatch
     completion = {"prompt": "hello", "max_tokens": 50, "thinking_token_budget": 5, "guided_regex": "a"}
     with pytest.raises(ApiError, match="not allowed with 'guided_regex' in completions"):
         await validator(folder).completion(validate(CompletionRequest, completion), Caller("tenant"))
+    older = {"prompt": ["<think></think>", "hello"], "max_tokens": 50, "thinking_token_budget": 5}  # the second has it
+    checker = validator(folder, figures=replace(FIGURES, features=()))
+    with pytest.raises(
+        ApiError, match="'thinking_token_budget': the engines that run now are of a build that does not"
+    ):
+        await checker.completion(validate(CompletionRequest, older), Caller("tenant"))
     monkeypatch.setattr("gateway.answer.reading.closing_of", lambda *_: ())
     with pytest.raises(ApiError, match="'</think>', the end of this model's reasoning, is no sequence of tokens"):
         await asked(validator(folder), max_tokens=50, thinking_token_budget=9)
