@@ -278,7 +278,7 @@ class Validator:
             sampling = output.sampling(fields.sampling(limit, seed, output.bad_words, self._model.defaults))
             if (tokens := fields.thinking_budget) is not None:
                 budget = self._reading.budget_of(tokens, fields.tool_use, prompt, limit, fields.budget_field)
-                self.check_ids(list(budget.closing) if budget else [], fields.budget_field)
+                self.check_ids([*budget.closing, *budget.again] if budget else [], fields.budget_field)
                 sampling = replace(sampling, thinking_token_budget=budget)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."

@@ -37,7 +37,8 @@ class ThinkingBudget:
 
     `tokens` of the reasoning are sampled freely; then the tokens of `closing` follow, which contain the mark `end`. The
     reasoning begins with the mark `begin` at the beginning of the output, or with the output itself if it is `opened`.
-    `recurs`: it may begin again after its end and anywhere in the output; `tokens` are those of all its parts.
+    `again`: the reasoning may have several parts, anywhere in the output, and `tokens` are those of all of them; a part
+    that begins after the first forced end is closed at once, by these tokens. Empty: it has one part.
     """
 
     tokens: int
@@ -45,7 +46,7 @@ class ThinkingBudget:
     end: str
     closing: tuple[int, ...]
     opened: bool = False
-    recurs: bool = False
+    again: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

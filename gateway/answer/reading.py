@@ -15,7 +15,7 @@ from gateway.answer.parsers.formats import (
     THINK,
     recognized,
 )
-from gateway.answer.parsers.harmony import ANALYSIS, CHANNEL, END, MESSAGE, START
+from gateway.answer.parsers.harmony import ANALYSIS, CHANNEL, COMMENTARY, END, FINAL, MESSAGE, START
 from gateway.answer.parsers.registry import is_harmony, marks_of
 from gateway.answer.parsers.thinking import ReasoningFormat
 from gateway.errors import ApiError, Kind
@@ -70,7 +70,7 @@ class ModelReading:
             _chosen(settings.tool_call_parser, tool_family(tokenizer)), tool_family(tokenizer)
         )
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
-        self._closings: dict[ReasoningFormat, tuple[int, ...]] = {}
+        self._closings: dict[ReasoningFormat, str] = {}
 
     def of(self, use: ToolUse, prompt: list[int]) -> Reading:
         """How the answer to a chat is read. `prompt`: its token ids. Raises ApiError for tools that the model cannot
@@ -102,10 +102,15 @@ class ModelReading:
             return None
         if form not in self._closings:
             self._closings[form] = closing_of(self._tokenizer, form)
-        if not (closing := self._closings[form]):
+        closing = fixed_tokens(self._tokenizer, self._closings[form]) or fixed_tokens(self._tokenizer, form.end)
+        if not closing:
             text = f"'{form.end}', the end of this model's reasoning, is no sequence of tokens that can be forced"
             raise ApiError(Kind.INVALID, f"Invalid '{param}': {text}; leave it out.", param)
-        return ThinkingBudget(left, form.begin, form.end, closing, bool(opened), recurs=form is HARMONY)
+        again: tuple[int, ...] = ()
+        if form is HARMONY:  # to the call or the answer, since the model could begin one analysis after another
+            channel = COMMENTARY if use.required else f"{FINAL}{MESSAGE}"
+            again = fixed_tokens(self._tokenizer, f"{self._closings[form]}{CHANNEL}{channel}")
+        return ThinkingBudget(left, form.begin, form.end, closing, bool(opened), again)
 
     def _reasoning_format(self, tool: str) -> ReasoningFormat | None:
         if is_harmony(tool, self.reasoning_parser):
@@ -161,20 +166,19 @@ def thinking_of(tokenizer: Tokenizer, prompt: list[int], form: ReasoningFormat =
     return None if last_begin == last_end else last_begin > last_end
 
 
-def closing_of(tokenizer: Tokenizer, form: ReasoningFormat) -> tuple[int, ...]:
-    """The tokens that end the reasoning as the chat template does, with whitespace beside the mark; those of the mark
-    alone if the template writes no reasoning. Empty if the tokenizer adds something to each of these texts."""
+def fixed_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of `text` in the middle of another one; empty if the tokenizer adds something to it."""
     spelled = tokenizer.tables.of(skip_special_tokens=False)
-    for text in (_closing_text(tokenizer, form), form.end):
-        for before in ("", "a"):  # some tokenizers write a space before the first word
-            ids, begin = tokenizer.encode_batch([before + text, before], add_special_tokens=False)
-            if ids[: len(begin)] == begin and spelled.join(ids[len(begin) :]) == text.encode():
-                return tuple(ids[len(begin) :])
+    for before in ("", "a"):  # some tokenizers write a space before the first word
+        ids, begin = tokenizer.encode_batch([before + text, before], add_special_tokens=False)
+        if ids[: len(begin)] == begin and spelled.join(ids[len(begin) :]) == text.encode():
+            return tuple(ids[len(begin) :])
     return ()
 
 
-def _closing_text(tokenizer: Tokenizer, form: ReasoningFormat) -> str:
-    """What the chat template writes between the reasoning and the content of an answer, up to the content or a mark."""
+def closing_of(tokenizer: Tokenizer, form: ReasoningFormat) -> str:
+    """What ends the reasoning in a text of the chat template: the mark with the whitespace beside it; the mark alone if
+    the template writes no reasoning."""
     if form is HARMONY:
         return f"{END}{START}assistant"
     answer = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}

@@ -292,7 +292,7 @@ async def test_a_thinking_budget_ends_the_reasoning_as_the_template_does(
     budget = budget_of(await asked(checker, max_tokens=50, thinking_token_budget=9, **kwargs))
     assert budget
     assert Tokenizer.load(folder).decode(budget.closing) == closing
-    assert (budget.tokens, budget.opened, budget.recurs) == (left, opened, "channel" in template)
+    assert (budget.tokens, budget.opened, bool(budget.again)) == (left, opened, "channel" in template)
     assert closing.strip().startswith(budget.end)
 
 
@@ -348,6 +348,6 @@ async def test_a_budget_that_cannot_be_kept_is_refused(folder: Path, monkeypatch
         ApiError, match="'thinking_token_budget': the engines that run now are of a build that does not"
     ):
         await checker.completion(validate(CompletionRequest, older), Caller("tenant"))
-    monkeypatch.setattr("gateway.answer.reading.closing_of", lambda *_: ())
+    monkeypatch.setattr("gateway.answer.reading.fixed_tokens", lambda *_: ())
     with pytest.raises(ApiError, match="'</think>', the end of this model's reasoning, is no sequence of tokens"):
         await asked(validator(folder), max_tokens=50, thinking_token_budget=9)

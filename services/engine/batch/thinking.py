@@ -19,7 +19,18 @@ class ThinkingLimit:
     than the tokenizer. A copy changes by itself from now on.
     """
 
-    __slots__ = ("_budget", "_closed", "_consumed", "_inside", "_left", "_loading", "_over", "_text", "error")
+    __slots__ = (
+        "_budget",
+        "_closed",
+        "_closing",
+        "_consumed",
+        "_inside",
+        "_left",
+        "_loading",
+        "_over",
+        "_text",
+        "error",
+    )
 
     def __init__(self, budget: ThinkingBudget, loading: Future[TextTables], num_prompt_tokens: int) -> None:
         self._budget = budget
@@ -27,6 +38,7 @@ class ThinkingLimit:
         self._consumed = num_prompt_tokens  # tokens of the request that are taken
         self._left = budget.tokens  # negative: tokens that a grammar needed before it allowed the end
         self._inside = budget.opened
+        self._closing = budget.closing
         self._closed = 0  # tokens of the closing that the output ends with
         self._over = False
         self._text = b""  # of the output, as far as a mark may be in it
@@ -45,7 +57,7 @@ class ThinkingLimit:
             if not self._over:
                 self._take(token, tables.bytes_of(token))
         self._consumed = len(token_ids)
-        return self._budget.closing[self._closed] if self._inside and self._left <= 0 else None
+        return self._closing[self._closed] if self._inside and self._left <= 0 else None
 
     def _take(self, token: int, data: bytes) -> None:
         self._text += data
@@ -53,16 +65,16 @@ class ThinkingLimit:
             self._begin()
             return
         # a grammar may forbid the closing at first, in the middle of a character
-        closes = self._left <= 0 and token == self._budget.closing[self._closed]
+        closes = self._left <= 0 and token == self._closing[self._closed]
         self._left -= 1
         self._closed = self._closed + 1 if closes else 0
-        if self._closed == len(self._budget.closing) or (not closes and self._has_end()):
-            self._leave()
+        if self._closed == len(self._closing) or not closes:
+            self._find_end()
 
     def _begin(self) -> None:
         """Find the beginning of the reasoning in the text before it."""
         begin = self._budget.begin.encode()
-        if self._budget.recurs:
+        if self._budget.again:
             _, found, rest = self._text.partition(begin)
         else:
             text = self._text.lstrip()
@@ -70,18 +82,18 @@ class ThinkingLimit:
             found, rest = (begin, text[len(begin) :]) if text.startswith(begin) else (b"", b"")
         if found:
             self._inside, self._text = True, rest
-            if self._has_end():
-                self._leave()
-        elif self._budget.recurs:
+            self._find_end()
+        elif self._budget.again:
             self._text = self._text[-len(begin) :]
 
-    def _has_end(self) -> bool:
+    def _find_end(self) -> None:
+        """Find the end of the reasoning in the text since its beginning, or the last part of that."""
         end = self._budget.end.encode()
-        if end in self._text:
-            return True
-        self._text = self._text[-len(end) :]
-        return False
-
-    def _leave(self) -> None:
-        self._inside, self._closed, self._text = False, 0, b""
-        self._over = not self._budget.recurs
+        _, found, rest = self._text.partition(end)
+        if not found:
+            self._text = self._text[-len(end) :]
+            return
+        if self._left < 0:
+            self._closing = self._budget.again
+        self._inside, self._closed, self._text = False, 0, rest
+        self._over = not self._budget.again

@@ -45,7 +45,11 @@ MIX: list[dict[str, Any]] = [
         "grammar": "start: /([a-y]{2})*/ /zzqk[a-f]{1,8}/",
         "presence_penalty": 0.5,
     },
-    {"temperature": 1.0, "thinking_token_budget": ThinkingBudget(1, "a", "zq", (25, 16), recurs=True), "logprobs": 0},
+    {
+        "temperature": 1.0,
+        "thinking_token_budget": ThinkingBudget(1, "a", "zq", (25, 16), again=(16, 25, 16, 0)),
+        "logprobs": 0,
+    },
 ]
 
 

@@ -23,7 +23,7 @@ SPELLED = [piece.encode() for piece in PIECES]
 CLOSING = (1, 6, 9)
 OPENED = ThinkingBudget(3, "<think>", "</think>", CLOSING, opened=True)
 CLOSED = replace(OPENED, opened=False)
-RECURS = replace(CLOSED, recurs=True)
+PARTS = replace(CLOSED, again=(6, 8))
 
 
 def limit_of(budget: ThinkingBudget) -> ThinkingLimit:
@@ -55,9 +55,9 @@ def written(budget: ThinkingBudget, wanted: list[str]) -> str:
         (replace(CLOSED, tokens=0), ["<think>", *["b"] * 4], "<think>|\n|</think>|\n\n|b"),
         (CLOSED, ["<think>", "</think>", "<think>", *["b"] * 4], "<think>|</think>|<think>|b|b|b|b"),
         (
-            RECURS,
-            ["a", "<think>", "b", "b", "</think>", "a", "> <think>", *["b"] * 5, "<think>", *["b"] * 5],
-            "a|<think>|b|b|</think>|a|> <think>|\n|</think>|\n\n|b|b|<think>|\n|</think>|\n\n|b|b",
+            PARTS,
+            ["a", "<think>", "b", "</think>", "a", "> <think>", *["a"] * 6, "<think>", *["a"] * 3, "<think>", "a", "a"],
+            "a|<think>|b|</think>|a|> <think>|a|\n|</think>|\n\n|a|a|<think>|</think>|b|a|<think>|</think>|b",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_the_budget_ends_the_reasoning(budget: ThinkingBudget, wanted: list[str]
     assert written(budget, wanted) == text
 
 
-@given(st.builds(replace, st.sampled_from([OPENED, CLOSED, RECURS]), tokens=st.integers(0, 4)), st.data())
+@given(st.builds(replace, st.sampled_from([OPENED, CLOSED, PARTS]), tokens=st.integers(0, 4)), st.data())
 def test_it_is_a_function_of_the_output(budget: ThinkingBudget, data: st.DataObject) -> None:
     """A limit that is made again from any part of an output goes on as the first one, also where a grammar refuses what
     the budget asks for."""
