@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from services.errors import OrcaError
 from services.requests import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ class ThinkingLimit:
     """How far the output of one request has come in its reasoning: a function of the budget and the output alone.
 
     The marks are found in the text, as those who read the answer find them: a model may write a mark with other tokens
-    than the tokenizer. A copy changes by itself from now on.
+    than the tokenizer. A copy changes by itself.
     """
 
     __slots__ = (
@@ -50,7 +49,7 @@ class ThinkingLimit:
             return None
         try:
             tables = self._loading.result().of(skip_special_tokens=False)
-        except (OrcaError, OSError) as error:
+        except Exception as error:  # whatever it is, it is about this request alone
             self.error = f"the thinking budget cannot be applied: {error}"
             return None
         for token in token_ids[self._consumed :]:

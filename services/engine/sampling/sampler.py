@@ -109,12 +109,13 @@ class Sampler:
         thinking budget forces a token, no setting but the grammar can forbid it: then the thinking goes on."""
         sampling = state.sampling
         if state.thinking:
-            state.allowed = None
             forced = state.thinking.forced(state.token_ids)
             if forced is not None and allows(state.mask, forced):
                 state.allowed = AllowedTokens((forced,), self._vocab_size)
                 state.adjustments = None
                 return
+            if state.allowed and len(state.allowed.ids) == 1:  # the last token may have been forced
+                state.allowed = None
         if sampling.allowed_token_ids and state.allowed is None:
             state.allowed = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
         if Adjustments.needed(sampling, state.num_output_tokens):
