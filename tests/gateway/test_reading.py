@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import tokenizers
 from stack import NAME
 from tiny_text import make_folder
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from gateway.answer.plan import Plan
+from gateway.answer.reading import fixed_tokens
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
 from gateway.http.body import validate
@@ -351,3 +354,26 @@ async def test_a_budget_that_cannot_be_kept_is_refused(folder: Path, monkeypatch
     monkeypatch.setattr("gateway.answer.reading.fixed_tokens", lambda *_: ())
     with pytest.raises(ApiError, match="'</think>', the end of this model's reasoning, is no sequence of tokens"):
         await asked(validator(folder), max_tokens=50, thinking_token_budget=9)
+
+
+@pytest.mark.parametrize(
+    ("added", "text", "tokens"),
+    [
+        (["</think>"], "\n</think>", ["<0x0A>", "</think>"]),
+        (["</think>"], "\n</think>\n", []),  # there is a space after the mark
+        ([], "\n</think>\n", ["<0x0A>", *(f"<0x{ord(c):02X}>" for c in "</think>"), "<0x0A>"]),
+    ],
+)
+def test_texts_in_the_middle_where_a_tokenizer_begins_them_with_a_space(
+    tmp_path: Path, added: list[str], text: str, tokens: list[str]
+) -> None:
+    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {"▁": 256, "a": 257, "▁a": 258, "<unk>": 259}
+    made = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in added])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.spelled(fixed_tokens(tokenizer, text)) == tokens
