@@ -144,12 +144,13 @@ class Validator:
         prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
-        self._check_reasoning(fields)
+        self._check_reasoning(kind, fields)
         reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
-        check_needs(samplings[0], figures)
+        for sampling in samplings:
+            check_needs(sampling, figures)
         inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
         request = kind.prefix + caller.request_name(digest, inputs)
         sequences = _sequences(request, prompts, samplings, fields.choices)
@@ -221,11 +222,15 @@ class Validator:
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
 
-    def _check_reasoning(self, fields: GenerationFields) -> None:
+    def _check_reasoning(self, kind: AnswerKind, fields: GenerationFields) -> None:
         param = fields.reasoning_field
         if param is not None and not self._reading.reasoning_parser:
             text = f"Invalid '{param}': it asks for reasoning, but this model does not reason; leave it out."
             raise ApiError(Kind.INVALID, text, param)
+        constraint = fields.constraint
+        if kind is AnswerKind.COMPLETION and fields.thinking_budget is not None and constraint is not None:
+            text = f"'thinking_token_budget' is not allowed with '{constraint.param}' in completions: all of the output"
+            raise ApiError(Kind.INVALID, f"{text} is constrained, so it has no reasoning.", "thinking_token_budget")
 
     def truncated(
         self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures
@@ -271,6 +276,10 @@ class Validator:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
             sampling = output.sampling(fields.sampling(limit, seed, output.bad_words, self._model.defaults))
+            if (tokens := fields.thinking_budget) is not None:
+                budget = self._reading.budget_of(tokens, fields.tool_use, prompt, limit, fields.budget_field)
+                self.check_ids([*budget.closing, *budget.again] if budget else [], fields.budget_field)
+                sampling = replace(sampling, thinking_token_budget=budget)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")

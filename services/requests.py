@@ -32,6 +32,24 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """After how many tokens the reasoning of an answer is ended.
+
+    `tokens` of the reasoning are sampled freely; then the tokens of `closing` follow, which contain the mark `end`. The
+    reasoning begins with the mark `begin` at the beginning of the output, or with the output itself if it is `opened`.
+    `again`: the reasoning may have several parts, anywhere in the output, and `tokens` are those of all of them; a part
+    that begins after the first forced end is closed at once, by these tokens. Empty: it has one part.
+    """
+
+    tokens: int
+    begin: str
+    end: str
+    closing: tuple[int, ...]
+    opened: bool = False
+    again: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of a request are sampled, and when it stops. All values are valid.
 
@@ -70,6 +88,7 @@ class SamplingParams:
     # `Logprobs` of the only output token, which means nothing itself; so `logprobs` must not be None.
     vector: int = 0
     second_text: int = 0  # the prompt is a pair of texts, and the second begins at this token; 0: it is one text
+    thinking_token_budget: ThinkingBudget | None = None  # of the reasoning; None: it is not limited
 
 
 _NAMES = [one.name for one in fields(SamplingParams)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from gateway.answer.parameter_types import types_of
@@ -14,12 +15,13 @@ from gateway.answer.parsers.formats import (
     THINK,
     recognized,
 )
-from gateway.answer.parsers.harmony import ANALYSIS, CHANNEL, END, MESSAGE
+from gateway.answer.parsers.harmony import ANALYSIS, CHANNEL, COMMENTARY, END, FINAL, MESSAGE, START
 from gateway.answer.parsers.registry import is_harmony, marks_of
 from gateway.answer.parsers.thinking import ReasoningFormat
 from gateway.errors import ApiError, Kind
 from gateway.tools import ToolUse
 from services.errors import ModelError
+from services.requests import ThinkingBudget
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
@@ -27,6 +29,7 @@ AUTO, NONE = "auto", "none"  # of the settings
 FALLBACK = "smollm2"  # the parser for templates that do not know tools (see `tool_fallback`)
 READ_FALLBACK = (FALLBACK, "hermes")  # which read the same
 HARMONY = ReasoningFormat(f"{CHANNEL}{ANALYSIS}{MESSAGE}", END)
+THOUGHT, ANSWER = "a0thought", "a0answer"  # texts that no template writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class ModelReading:
             _chosen(settings.tool_call_parser, tool_family(tokenizer)), tool_family(tokenizer)
         )
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
+        self._closings: dict[ReasoningFormat, str] = {}
 
     def of(self, use: ToolUse, prompt: list[int]) -> Reading:
         """How the answer to a chat is read. `prompt`: its token ids. Raises ApiError for tools that the model cannot
@@ -84,6 +88,29 @@ class ModelReading:
         typed = tool in CALL_FORMATS and isinstance(CALL_FORMATS[tool].call, Xml)
         types = types_of(use.callable) if typed else {}
         return Reading(tool, reasoning, bool(thinking), use.parallel, spelled, types)
+
+    def budget_of(
+        self, tokens: int, use: ToolUse, prompt: list[int], max_new_tokens: int, param: str
+    ) -> ThinkingBudget | None:
+        """What ends the reasoning after `tokens` tokens, those in the prompt included; None if there is nothing to end.
+        Raises ApiError naming `param` if the end of the reasoning cannot be forced."""
+        form = self._reasoning_format(self.tool_parser if use.calls else "")
+        assert form, "this model does not reason"
+        opened = thinking_of(self._tokenizer, prompt, form)
+        left = max(0, tokens - _tokens_inside(self._tokenizer, prompt, form)) if opened else tokens
+        if (opened is False and form is not HARMONY) or left >= max_new_tokens:
+            return None
+        if form not in self._closings:
+            self._closings[form] = closing_of(self._tokenizer, form)
+        closing = fixed_tokens(self._tokenizer, self._closings[form]) or fixed_tokens(self._tokenizer, form.end)
+        if not closing:
+            text = f"'{form.end}', the end of this model's reasoning, is no sequence of tokens that can be forced"
+            raise ApiError(Kind.INVALID, f"Invalid '{param}': {text}; leave it out.", param)
+        again: tuple[int, ...] = ()
+        if form is HARMONY:  # to the call or the answer, since the model could begin one analysis after another
+            channel = COMMENTARY if use.required else f"{FINAL}{MESSAGE}"
+            again = fixed_tokens(self._tokenizer, f"{self._closings[form]}{CHANNEL}{channel}")
+        return ThinkingBudget(left, form.begin, form.end, closing, bool(opened), again)
 
     def _reasoning_format(self, tool: str) -> ReasoningFormat | None:
         if is_harmony(tool, self.reasoning_parser):
@@ -137,3 +164,45 @@ def thinking_of(tokenizer: Tokenizer, prompt: list[int], form: ReasoningFormat =
     begun = tables.join(prompt[begin:])
     last_begin, last_end = begun.rfind(marks[0]), begun.rfind(marks[1])
     return None if last_begin == last_end else last_begin > last_end
+
+
+def fixed_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of `text` in the middle of another one; empty if the tokenizer adds something to it."""
+    spelled = tokenizer.tables.of(skip_special_tokens=False)
+    for before in ("", "a"):  # some tokenizers write a space before the first word
+        ids, begin = tokenizer.encode_batch([before + text, before], add_special_tokens=False)
+        if ids[: len(begin)] == begin and spelled.join(ids[len(begin) :]) == text.encode():
+            return tuple(ids[len(begin) :])
+    return ()
+
+
+def closing_of(tokenizer: Tokenizer, form: ReasoningFormat) -> str:
+    """What ends the reasoning in a text of the chat template: the mark with the whitespace beside it; the mark alone if
+    the template writes no reasoning."""
+    if form is HARMONY:
+        return f"{END}{START}assistant"
+    answer = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "a"}, answer],
+            add_generation_prompt=False,
+            kwargs={"enable_thinking": True, "thinking": True},
+        )
+    except ValueError:
+        return form.end
+    written = re.search(rf"{THOUGHT}(\s*{re.escape(form.end)}\s*)", text)
+    return written[1] if written else form.end
+
+
+def _tokens_inside(tokenizer: Tokenizer, prompt: list[int], form: ReasoningFormat) -> int:
+    """The number of tokens after the last mark that begins the reasoning; all if there is none."""
+    spelled, mark = tokenizer.tables.of(skip_special_tokens=False), form.begin.encode()
+    begin, text = len(prompt), b""
+    while begin > 0 and mark not in text:
+        begin -= 1
+        text = spelled.bytes_of(prompt[begin]) + text[: len(mark)]
+    end, text = begin, b""
+    while end < len(prompt) and mark not in text:
+        text += spelled.bytes_of(prompt[end])
+        end += 1
+    return len(prompt) - (end if mark in text else 0)

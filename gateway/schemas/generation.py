@@ -50,7 +50,7 @@ class ThinkingConfig(Strict):
     """Anthropic's `thinking`. `adaptive` leaves it to the model, as does a request without it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None  # no effect: `max_tokens` limits thinking and answer
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None  # a summary is what the model wrote
 
     @property
@@ -193,6 +193,7 @@ class GenerationFields(ConstraintFields, ABC):
     prompt_cache_options: dict[str, Any] | None = None
     request_id: str | None = None  # vLLM's field, no effect: the server makes the ids
     include_reasoning: bool | None = None  # true by default
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None  # -1: none
     best_of: int | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     mm_processor_kwargs: Annotated[None, BeforeValidator(no_options)] = None
@@ -274,7 +275,19 @@ class GenerationFields(ConstraintFields, ABC):
     @property
     def reasoning_field(self) -> str | None:
         """The field that asks the model to reason, if one does."""
+        if self.thinking_budget is not None:
+            return self.budget_field
         return None if self.effort in (None, "none") else self.effort_field
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """How many tokens of reasoning there may be; None: any number."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    @property
+    def budget_field(self) -> str:
+        """The field that `thinking_budget` comes from."""
+        return "thinking_token_budget"
 
     @property
     def shows_reasoning(self) -> bool:

@@ -20,7 +20,7 @@ from gateway.schemas.generation import (
     stop_strings,
     template_variables,
 )
-from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only
+from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only, unsupported
 from gateway.schemas.structured import Constraint, ConstraintKind, OutputFormat
 from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
 from gateway.tools import ToolUse
@@ -161,6 +161,17 @@ def _tier(value: Any) -> Any:
     return value and TIERS[value]
 
 
+def _kept_context(value: Any) -> None:
+    """Edits of the conversation before it reaches the model. Only those that keep all of it are accepted."""
+    edits = value.get("edits") if isinstance(value, dict) else None
+    for edit in edits if isinstance(edits, list) else ():
+        if edit != {"type": "clear_thinking_20251015", "keep": "all"}:
+            kind = edit.get("type") if isinstance(edit, dict) else edit
+            text = f"has the edit '{str(kind)[:64]}'; this server keeps the conversation as it is"
+            raise unsupported(f"{text}: leave the edit out, or send the conversation without what it removes")
+    no_options(None if isinstance(edits, list) and set(value) == {"edits"} else value)
+
+
 class OutputConfig(Strict):
     format: OutputFormat | None = None
     effort: Effort | None = None
@@ -180,7 +191,7 @@ class Conversation(Strict):
     mcp_servers: Annotated[None, only([])] = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    context_management: Annotated[None, BeforeValidator(no_options)] = None
+    context_management: Annotated[None, BeforeValidator(_kept_context)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -250,8 +261,21 @@ class MessageRequest(Conversation, GenerationFields):
 
     @property
     def reasoning_field(self) -> str | None:
-        enabled = self.thinking is not None and self.thinking.type == "enabled"
-        return "thinking" if enabled else super().reasoning_field
+        return "thinking" if self._thinks else super().reasoning_field
+
+    @property
+    def _thinks(self) -> bool:
+        return self.thinking is not None and self.thinking.type == "enabled"
+
+    @property
+    def thinking_budget(self) -> int | None:
+        if self.thinking is None or not self._thinks or self.thinking_token_budget is not None:
+            return super().thinking_budget
+        return self.thinking.budget_tokens
+
+    @property
+    def budget_field(self) -> str:
+        return super().budget_field if self.thinking_token_budget is not None else "thinking"
 
     @property
     def shows_reasoning(self) -> bool:

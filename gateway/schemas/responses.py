@@ -55,7 +55,8 @@ MAX_ITEM_ID = 64  # characters, the maximum of OpenAI's ids of items
 
 def _kind(value: Any) -> Any:
     if isinstance(value, str) and value not in KINDS:
-        raise unsupported(f"must be one of {', '.join(KINDS)}; this server takes no other items")
+        text = f"is '{value[:64]}'; this server takes {', '.join(KINDS)} alone"
+        raise unsupported(f"{text}: leave the item out, or write it as one of these")
     return value
 
 

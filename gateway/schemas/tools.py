@@ -36,7 +36,8 @@ def _of_type(known: str) -> BeforeValidator:
         for tool in value if isinstance(value, list) else ():
             kind = tool.get("type", known) if isinstance(tool, dict) else known
             if isinstance(kind, str) and kind != known:
-                raise unsupported(f"has a tool of type '{kind[:64]}'; this server takes tools of type '{known}' alone")
+                text = f"has a tool of type '{kind[:64]}'; this server takes tools of type '{known}' alone"
+                raise unsupported(f"{text}: leave it out, or declare a tool of this type that the client runs")
         return value
 
     return BeforeValidator(check)

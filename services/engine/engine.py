@@ -215,7 +215,7 @@ class Engine:
         if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
         for new in iteration.new:
-            if new.sampling.grammar and isinstance(self.sampler, Sampler):
+            if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()

@@ -55,6 +55,7 @@ class Grammars:
         """`vocab_size` is the number of logits of the model. `slack`: 1 for the process that checks grammars, `SLACK`
         for the one that runs them. `encode` is the model's tokenizer; where a grammar leaves one text only, the mask
         leaves its tokens. Without it, they are the longest ones."""
+        self.tables = tables
         self._eos = frozenset(id for id in eos_token_ids if 0 <= id < vocab_size)
         self._tokenizer = Vocabulary(tables, vocab_size, sorted(self._eos), encode).tokenizer() if self._eos else None
         self._limits = llguidance.LLParserLimits(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import tokenizers
 from stack import NAME
 from tiny_text import make_folder
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from gateway.answer.plan import Plan
+from gateway.answer.reading import fixed_tokens
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
 from gateway.http.body import validate
@@ -25,10 +29,11 @@ from gateway.validation import ValidatedRequest, Validator
 from services.errors import ModelError
 from services.messages import EngineFigures
 from services.models import ModelInfo
+from services.requests import FEATURES, ThinkingBudget
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
-FIGURES = EngineFigures(NAME, 512, 512, 16, 300, "echo")
+FIGURES = EngineFigures(NAME, 512, 512, 16, 300, "echo", features=FEATURES)
 # in the style of Qwen3's: an answer without thinking begins after an empty one
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
@@ -45,13 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("reading"))
 
 
-def validator(folder: Path, template: str = TEMPLATE, **settings: Any) -> Validator:
-    async def figures() -> EngineFigures:
-        return FIGURES
+def validator(folder: Path, template: str = TEMPLATE, figures: EngineFigures = FIGURES, **settings: Any) -> Validator:
+    async def known() -> EngineFigures:
+        return figures
 
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     model = ServedModel(NAME, Tokenizer.load(folder), ModelInfo.load(folder), 1)
-    return Validator("gateway", model, Settings(**settings), FairExecutor(), figures)
+    return Validator("gateway", model, Settings(**settings), FairExecutor(), known)
 
 
 async def asked(checker: Validator, content: str = "hello", **fields: Any) -> ValidatedRequest:
@@ -196,6 +201,27 @@ def test_the_template_receives_the_verbosity() -> None:
     assert "verbosity" not in validate(ResponseRequest, {"input": "hi", "text": {}}).echo()["text"]
 
 
+@pytest.mark.parametrize("effort", [None, "low", "medium", "high"])
+async def test_the_template_of_gpt_oss_receives_the_effort(folder: Path, effort: str | None) -> None:
+    checker = validator(
+        folder,
+        "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{# <|channel|>analysis functions. #}<|start|>assistant",
+    )
+    said = [{"role": "user", "content": "hi"}]
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (ChatRequest, {"messages": said, "reasoning_effort": effort}),
+        (ResponseRequest, {"input": "hi", "reasoning": {"effort": effort}}),
+        (MessageRequest, {"messages": said, "max_tokens": 5, "output_config": {"effort": effort}}),
+    ]
+    for model, body in bodies:
+        kwargs = validate(model, body).template_variables
+        made = await asked(checker, chat_template_kwargs=kwargs)
+        prompt = Tokenizer.load(folder).decode(made.submission.sequences[0].prompt)
+        assert f"Reasoning: {effort or 'medium'}<" in prompt
+        assert made.plan.reasoning_parser == "openai_gptoss"
+
+
 async def test_without_reasoning(folder: Path) -> None:
     assert not (await plan(validator(folder), include_reasoning=False)).include_reasoning
     with pytest.raises(ApiError, match="this model does not reason") as refused:
@@ -236,3 +262,118 @@ async def test_channels_are_read_with_and_without_tools(folder: Path) -> None:
     assert "to=functions.the" in forced.submission.sequences[0].sampling.grammar
     formatted = await asked(checker, response_format={"type": "json_object"})
     assert "<|channel|>final" in formatted.submission.sequences[0].sampling.grammar
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{{ start }}{% endif %}"
+)
+
+
+def budget_of(made: ValidatedRequest) -> ThinkingBudget | None:
+    return made.submission.sequences[0].sampling.thinking_token_budget
+
+
+@pytest.mark.parametrize(
+    ("template", "start", "closing", "opened", "left"),
+    [
+        (THINKS, "", "\n</think>\n\n", False, 9),
+        (THINKS, "<think>", "\n</think>\n\n", True, 9),
+        (THINKS, "<think>\nthe", "\n</think>\n\n", True, 7),  # as in vLLM, what the prompt has of the block counts
+        (THINKS, "<think>" + 12 * "a", "\n</think>\n\n", True, 0),
+        (TEMPLATE, "", "</think>", False, 9),  # the template writes no reasoning
+        (TEMPLATE.replace("think>", "seed:think>"), "", "</seed:think>", False, 9),
+        (TEMPLATE + "{# [THINK] [/THINK] #}", "[THINK]a", "[/THINK]", True, 8),
+        (TEMPLATE + "{# <|channel|>analysis<|message|> #}", "", "<|end|><|start|>assistant", False, 9),
+    ],
+)
+async def test_a_thinking_budget_ends_the_reasoning_as_the_template_does(
+    folder: Path, template: str, start: str, closing: str, opened: bool, left: int
+) -> None:
+    checker = validator(folder, template)
+    kwargs = {"chat_template_kwargs": {"start": start}}
+    budget = budget_of(await asked(checker, max_tokens=50, thinking_token_budget=9, **kwargs))
+    assert budget
+    assert Tokenizer.load(folder).decode(budget.closing) == closing
+    assert (budget.tokens, budget.opened, bool(budget.again)) == (left, opened, "channel" in template)
+    assert closing.strip().startswith(budget.end)
+
+
+async def test_a_budget_that_ends_nothing_is_none(folder: Path) -> None:
+    """An engine of a build that knows no budgets can run such a request."""
+    checker = validator(folder)
+    assert budget_of(await asked(checker, max_tokens=50, thinking_token_budget=0))
+    for fields in (
+        {"max_tokens": 9, "thinking_token_budget": 9},
+        {"max_tokens": 50, "thinking_token_budget": -1},
+        {"max_tokens": 50, "thinking_token_budget": None},
+        {"max_tokens": 50, "thinking_token_budget": 9, "reasoning_effort": "none"},
+    ):
+        assert budget_of(await asked(checker, **fields)) is None, fields
+
+
+async def test_budgets_of_all_apis(folder: Path) -> None:
+    checker = validator(folder)
+    completion = {"prompt": ["<think>hello", "hello", "<think></think>"], "max_tokens": 50, "thinking_token_budget": 5}
+    made = await checker.completion(validate(CompletionRequest, completion), Caller("tenant"))
+    budgets = [sequence.sampling.thinking_token_budget for sequence in made.submission.sequences]
+    assert [budget and (budget.tokens, budget.opened) for budget in budgets] == [(4, True), (5, False), None]
+    for kind, body, param, tokens in (
+        (MessageRequest, {"thinking": {"type": "enabled", "budget_tokens": 7}}, "thinking", 7),
+        (MessageRequest, {"thinking": {"type": "adaptive"}}, "thinking", None),
+        (MessageRequest, {"thinking": {"type": "disabled", "budget_tokens": 7}}, "thinking", None),
+        (MessageRequest, {"thinking_token_budget": 0}, "thinking_token_budget", 0),
+        (ResponseRequest, {"thinking_token_budget": 7}, "thinking_token_budget", 7),
+    ):
+        given = {"input": "a"} if kind is ResponseRequest else {"messages": [{"role": "user", "content": "a"}]}
+        fields = validate(kind, given | ({} if kind is ResponseRequest else {"max_tokens": 50}) | body)
+        assert (fields.thinking_budget, fields.budget_field) == (tokens, param), body
+
+
+@pytest.mark.parametrize("budget", [-2, 1.5, True, "5"])
+async def test_a_budget_is_a_number_of_tokens(folder: Path, budget: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        await asked(validator(folder), thinking_token_budget=budget)
+    assert caught.value.param == "thinking_token_budget"
+
+
+async def test_a_budget_that_cannot_be_kept_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ApiError, match="'thinking_token_budget': it asks for reasoning, but this model does not reason"
+    ):
+        await asked(validator(folder, "{{ messages[0].content }}"), thinking_token_budget=9)
+    completion = {"prompt": "hello", "max_tokens": 50, "thinking_token_budget": 5, "guided_regex": "a"}
+    with pytest.raises(ApiError, match="not allowed with 'guided_regex' in completions"):
+        await validator(folder).completion(validate(CompletionRequest, completion), Caller("tenant"))
+    older = {"prompt": ["<think></think>", "hello"], "max_tokens": 50, "thinking_token_budget": 5}  # the second has it
+    checker = validator(folder, figures=replace(FIGURES, features=()))
+    with pytest.raises(
+        ApiError, match="'thinking_token_budget': the engines that run now are of a build that does not"
+    ):
+        await checker.completion(validate(CompletionRequest, older), Caller("tenant"))
+    monkeypatch.setattr("gateway.answer.reading.fixed_tokens", lambda *_: ())
+    with pytest.raises(ApiError, match="'</think>', the end of this model's reasoning, is no sequence of tokens"):
+        await asked(validator(folder), max_tokens=50, thinking_token_budget=9)
+
+
+@pytest.mark.parametrize(
+    ("added", "text", "tokens"),
+    [
+        (["</think>"], "\n</think>", ["<0x0A>", "</think>"]),
+        (["</think>"], "\n</think>\n", []),  # there is a space after the mark
+        ([], "\n</think>\n", ["<0x0A>", *(f"<0x{ord(c):02X}>" for c in "</think>"), "<0x0A>"]),
+    ],
+)
+def test_texts_in_the_middle_where_a_tokenizer_begins_them_with_a_space(
+    tmp_path: Path, added: list[str], text: str, tokens: list[str]
+) -> None:
+    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {"▁": 256, "a": 257, "▁a": 258, "<unk>": 259}
+    made = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in added])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.spelled(fixed_tokens(tokenizer, text)) == tokens

@@ -14,11 +14,18 @@ from services.messages import (
     PromptLogprobs,
     Room,
 )
-from services.requests import FinishReason, SamplingParams
+from services.requests import FinishReason, SamplingParams, ThinkingBudget
 from services.wire import pack, unpack
 
 SAMPLING = SamplingParams(
-    5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2, bad_words=((1, 2), (3,))
+    5,
+    seed=2**64 - 1,
+    stop=("ab", "é"),
+    stop_token_ids=(7,),
+    logit_bias={4: 1.5},
+    logprobs=2,
+    bad_words=((1, 2), (3,)),
+    thinking_token_budget=ThinkingBudget(3, "<think>", "</think>", (7, 9), True),
 )
 
 

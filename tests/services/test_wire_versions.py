@@ -16,7 +16,7 @@ from gateway.batches.folder import BatchRecord, Counts, Final, Progress
 from services.errors import Unreadable
 from services.messages import Claim, End, EngineFigures, Logprobs, PromptLogprobs
 from services.pool import packing
-from services.requests import FinishReason, SamplingParams
+from services.requests import FinishReason, SamplingParams, ThinkingBudget
 from services.wire import pack, unpack
 
 SCORES = PromptLogprobs([-1.5], [2], [4], [-0.25])
@@ -31,6 +31,7 @@ MESSAGES = [
     Counts(3, 2, 1),
     Progress(1, Counts(3, 2, 1), 4),
     Final("completed", 5, Progress(1, Counts(3)), "file-1", None, [{"code": "x"}]),
+    SamplingParams(5, thinking_token_budget=ThinkingBudget(3, "<think>", "</think>", (7, 9), True)),
 ]
 
 

@@ -17,14 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from services.engine.batch.thinking import ThinkingLimit
 from services.errors import GrammarError, OrcaError
 from services.models.info import ModelInfo
-from services.requests import NO_GRAMMAR
+from services.requests import NO_GRAMMAR, ThinkingBudget
 
 if TYPE_CHECKING:
     from services.grammar import Grammars, Matcher
 
 Words = npt.NDArray[np.int32]
+
+
+def allows(mask: Words | None, token: int) -> bool:
+    """Whether a mask, a bit for each token, allows `token`; None allows all."""
+    return mask is None or bool(int(mask[token // 32]) >> token % 32 & 1)
+
 
 THREADS = 4  # grammars that are compiled at the same time
 # All requests wait for each other's masks. So the CPU time of a request's masks is bounded: a bucket of LARGEST seconds
@@ -121,10 +128,16 @@ class GrammarCompiler:
         compiling = self._threads.submit(self._compile, grammar, token_ids[num_prompt_tokens:])
         return OutputGrammar(compiling, len(token_ids), self._vocab_size)
 
-    def _compile(self, grammar: str, output_ids: list[int]) -> Matcher:
+    def begin_thinking(self, budget: ThinkingBudget, num_prompt_tokens: int) -> ThinkingLimit:
+        """Start to load what tells the texts of tokens."""
+        return ThinkingLimit(budget, self._threads.submit(lambda: self._loaded().tables), num_prompt_tokens)
+
+    def _loaded(self) -> Grammars:
         with self._loading:
-            grammars = self._grammars
-        matcher = grammars.matcher(grammar)
+            return self._grammars
+
+    def _compile(self, grammar: str, output_ids: list[int]) -> Matcher:
+        matcher = self._loaded().matcher(grammar)
         matcher.consume(output_ids)
         return matcher
 

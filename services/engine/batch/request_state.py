@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
 from services.engine.batch.grammars import DraftMask, OutputGrammar, Words
+from services.engine.batch.thinking import ThinkingLimit
 from services.messages import Iteration, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
 
@@ -35,6 +36,7 @@ class RequestState:
     adjustments: Adjustments | None = None  # of its logits; set by the sampler
     allowed: AllowedTokens | None = None  # the only tokens that may be sampled; None: all. Set by the sampler
     grammar: OutputGrammar | DraftMask | None = None  # of its output; set by the sampler
+    thinking: ThinkingLimit | None = None  # of its reasoning; set by the sampler
     prompt_scores: PromptScores | None = (
         None  # until the first output token, if the prompt's log probabilities are asked
     )
@@ -77,6 +79,11 @@ class RequestState:
     def mask(self) -> Words | None:
         """The tokens that its grammar allows next, a bit each; None: all."""
         return self.grammar.mask if self.grammar else None
+
+    @property
+    def error(self) -> str | None:
+        """Why no token can be sampled for it."""
+        return (self.grammar.error if self.grammar else None) or (self.thinking.error if self.thinking else None)
 
     @property
     def is_limited(self) -> bool:

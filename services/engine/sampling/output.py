@@ -39,8 +39,8 @@ class SampledTokens:
         for state, i, draft in zip(states, rows, drafts, strict=True):
             if not self.sound[i]:
                 output.failed[state.id] = f"the model's logits at position {len(state.token_ids)} are not finite"
-            elif state.grammar and state.grammar.error:
-                output.failed[state.id] = state.grammar.error
+            elif state.error:
+                output.failed[state.id] = state.error
             elif not self.possible[i]:
                 output.failed[state.id] = NO_TOKEN_LEFT
             else:

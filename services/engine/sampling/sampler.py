@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -10,7 +11,7 @@ from itertools import repeat
 import torch
 
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
-from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGrammar
+from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGrammar, allows
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
 from services.engine.sampling.output import SamplerOutput
@@ -75,28 +76,46 @@ class Sampler:
                 token_ids=[*state.token_ids, token],
                 adjustments=state.adjustments and state.adjustments.copy(),
                 grammar=DraftMask(masks[i]) if masks and i < len(masks) else None,
+                thinking=state.thinking and copy(state.thinking),
             )
             self._adjust(state)
             rows.append(state)
         return draft if masks is None else draft[: len(masks)], rows
 
     def begin(self, state: RequestState) -> None:
-        """Start to compile the request's grammar, where tokens are sampled. Its first token waits for it."""
-        if self._grammars:
-            state.grammar = self._grammars.begin(state.sampling.grammar, state.token_ids, state.num_prompt_tokens)
+        """Start to compile the request's grammar, and to load what its thinking budget needs, where tokens are sampled.
+        Its first token waits for it."""
+        if not self._grammars:
+            return
+        if grammar := state.sampling.grammar:
+            state.grammar = self._grammars.begin(grammar, state.token_ids, state.num_prompt_tokens)
+        if budget := state.sampling.thinking_token_budget:
+            state.thinking = self._grammars.begin_thinking(budget, state.num_prompt_tokens)
 
     def prepare(self, state: RequestState) -> None:
         """Set what the request's settings change in the logits after its last token."""
+        if (state.sampling.grammar and not state.grammar) or (
+            state.sampling.thinking_token_budget and not state.thinking
+        ):
+            self.begin(state)
         if state.sampling.grammar:
-            if state.grammar is None:
-                self.begin(state)
             assert isinstance(state.grammar, OutputGrammar), "this sampler compiles no grammars"
             state.grammar.advance(state.token_ids)
+        assert state.thinking or not state.sampling.thinking_token_budget, "this sampler knows no texts of tokens"
         self._adjust(state)
 
     def _adjust(self, state: RequestState) -> None:
-        """Give the request adjustments and allowed tokens if its settings change logits, and update them."""
+        """Give the request adjustments and allowed tokens if its settings change logits, and update them. Where its
+        thinking budget forces a token, no setting but the grammar can forbid it: then the thinking goes on."""
         sampling = state.sampling
+        if state.thinking:
+            forced = state.thinking.forced(state.token_ids)
+            if forced is not None and allows(state.mask, forced):
+                state.allowed = AllowedTokens((forced,), self._vocab_size)
+                state.adjustments = None
+                return
+            if state.allowed and len(state.allowed.ids) == 1:  # the last token may have been forced
+                state.allowed = None
         if sampling.allowed_token_ids and state.allowed is None:
             state.allowed = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
         if Adjustments.needed(sampling, state.num_output_tokens):

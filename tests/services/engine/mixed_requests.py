@@ -8,7 +8,7 @@ from letters import letters
 
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.sampler import Sampler
-from services.requests import SamplingParams
+from services.requests import SamplingParams, ThinkingBudget
 
 EOS = frozenset({5})
 MIX: list[dict[str, Any]] = [
@@ -29,6 +29,27 @@ MIX: list[dict[str, Any]] = [
     {"temperature": 1.0, "grammar": "start: /[a-z]{2,4}[a-f]*/", "logprobs": 2, "top_p": 0.9},
     {"temperature": 0.0, "grammar": "start: /[a-z]{2,4}[k-p]*/", "logit_bias": {11: 9.0}},
     {"temperature": 1.0, "grammar": "start: /[a-z]{2,4}[a-c]*/", "allowed_token_ids": tuple(range(40)), "top_k": 5},
+    {"temperature": 0.0, "thinking_token_budget": ThinkingBudget(2, "<", "zqz", (25, 16, 25), opened=True)},
+    {
+        "temperature": 1.0,
+        "thinking_token_budget": ThinkingBudget(3, "<", "zq", (25, 16, 25), opened=True),
+        "min_tokens": 9,
+        "stop_token_ids": (16,),
+        "bad_words": ((25,),),
+        "allowed_token_ids": tuple(range(2, 15)),
+        "logprobs": 2,
+    },
+    {
+        "temperature": 1.0,
+        "thinking_token_budget": ThinkingBudget(3, "<", "zq", (51, 16, 10), opened=True),
+        "grammar": "start: /([a-y]{2})*/ /zzqk[a-f]{1,8}/",
+        "presence_penalty": 0.5,
+    },
+    {
+        "temperature": 1.0,
+        "thinking_token_budget": ThinkingBudget(1, "a", "zq", (25, 16), again=(16, 25, 16, 0)),
+        "logprobs": 0,
+    },
 ]
 
 
