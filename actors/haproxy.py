@@ -168,9 +168,10 @@ def main() -> None:
     patch_file(config, own[0] if own else "", own[1:])
     os.environ.pop(BINARY_PATH, None)  # it names this program
     binary, environment = get_haproxy_binary(), least(MARK)
-    stand_in = StandIn(binary, config, environment)
-    given += stand_in.take_over()
-    stand_in.watch()
+    if "-c" not in given:  # else it only checks the configuration
+        stand_in = StandIn(binary, config, environment)
+        given += stand_in.take_over()
+        stand_in.watch()
     os.execve(binary, [binary, *given], environment)
 
 

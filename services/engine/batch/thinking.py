@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from services.requests import ThinkingBudget
 
 if TYPE_CHECKING:
-    from services.text import TextTables
+    from services.text.token_bytes import TextTables
 
 
 class ThinkingLimit:
