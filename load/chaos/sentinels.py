@@ -24,6 +24,7 @@ from redis.retry import Retry
 from load.server import free_port
 from services.pool.server.binaries import ServerBinary
 
+PATIENT = 60_000  # milliseconds: on a busy machine, another master could be chosen before all know each other
 MASTER = "pool"  # the name by which the Sentinels know it
 FAILOVER_TIMEOUT = 2000  # ms; after an election without a winner, the next one begins after twice that time
 START = 30.0  # seconds for anything to start
@@ -106,6 +107,9 @@ class Sentinels:
             for server in self.servers:
                 self._start_sentinel(server)
             _until(lambda: all(self._knows_all(server) for server in self.servers), "the Sentinels know all servers")
+            for server in self.servers:
+                soon = str(round(self.down_after * 1000))
+                self._ask_sentinel(server, "SENTINEL", "SET", MASTER, "down-after-milliseconds", soon)
         except BaseException:
             self.stop()
             raise
@@ -147,7 +151,7 @@ class Sentinels:
             f"logfile {server.folder}/sentinel.log",
             "protected-mode no",
             f"sentinel monitor {MASTER} {first.host} {first.port} {len(self.servers) // 2 + 1}",
-            f"sentinel down-after-milliseconds {MASTER} {round(self.down_after * 1000)}",
+            f"sentinel down-after-milliseconds {MASTER} {PATIENT}",
             f"sentinel failover-timeout {MASTER} {FAILOVER_TIMEOUT}",
         ]
         if self.binary.version >= (7,):
