@@ -29,7 +29,6 @@ REFUSED = 1024  # connections above the bound that get a 503 at once, or are clo
 ONE_ADDRESS = 0.75  # the share of the served connections that clients of one address may have
 OTHER_FILES = 128  # open files of HAProxy that are not connections of clients
 RETRY_AFTER = 5  # seconds; ten tries of a client take longer than a start of the cluster
-NO_GATEWAY = "No gateway answers; try again later."
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the start of the connection or the first byte of the head
 # milliseconds for a gateway to accept; HAProxy also waits this long, or a second, before a request that has met a dead
 # gateway tries the last one that is left
@@ -145,7 +144,7 @@ def error_files() -> dict[str, str]:
     retry = f"Retry-After: {RETRY_AFTER}\r\n"
     answers = {
         "refused.http": ("400 Bad Request", "", _body(REFUSED_HEAD, "invalid_request_error", None)),
-        "unserved.http": ("503 Service Unavailable", retry, _body(NO_GATEWAY)),
+        "unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later.")),
     }
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in answers.items()}
 

@@ -272,7 +272,7 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
     answers = False
     import httpx
 
-    from actors.haproxy import NO_GATEWAY
+    from actors.haproxy import UNSERVED
 
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False, trust_env=False) as client:
@@ -283,7 +283,7 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
                     for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
                     return steps.end()
-                if not answers and "json" in ready.headers.get("content-type", "") and NO_GATEWAY not in ready.text:
+                if not answers and "json" in ready.headers.get("content-type", "") and UNSERVED not in ready.text:
                     answers = True
                     say("a gateway answers; waiting for an engine")
                     steps.next("loading an engine")
