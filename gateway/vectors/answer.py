@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,32 @@ from gateway.answer.plan import Plan
 from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.schemas.vectors import Embedding, EmbeddingList, Ranked, Ranking, ScoreList, VectorUsage
-from gateway.vectors.plan import VectorPlan
+from services import wire
 from services.messages import TokenEvent
 
 Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPlan:
+    """What an answer needs besides the vectors, kept as `Plan.extra`.
+
+    `dimensions`: of an embedding; 0: all. `base64`: how it is written. The first `firsts` of the texts are the first
+    ones of pairs; 0: each text, or pair, has a score of its own. `documents`: the texts in the answer, if it has them.
+    `top`: the number of results; 0: all."""
+
+    dimensions: int = 0
+    base64: bool = False
+    firsts: int = 0
+    documents: list[str] = field(default_factory=list)
+    top: int = 0
+
+    def pack(self) -> bytes:
+        return wire.pack(self)
+
+    @classmethod
+    def of(cls, plan: Plan) -> VectorPlan:
+        return wire.unpack(cls, plan.extra)
 
 
 class VectorAnswer(ABC):

@@ -28,8 +28,8 @@ from gateway.schemas.vectors import (
 )
 from gateway.validation import SEQUENCE_SIZE, ValidatedRequest
 from gateway.vectors import answer
+from gateway.vectors.answer import VectorPlan
 from gateway.vectors.inputs import VectorInputs
-from gateway.vectors.plan import VectorPlan
 from services.messages import EngineFigures
 from services.models.pooling import Pooling
 from services.text.tokenizer import EncodedText

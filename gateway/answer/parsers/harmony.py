@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.answer.parsers.names import LONGEST_HEAD
-from gateway.answer.parsers.text_reader import find
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, find
 from gateway.answer.parts import CALL, REASONING, TEXT, Part, PartKind, PartWriter
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"

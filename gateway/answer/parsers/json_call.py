@@ -7,8 +7,7 @@ from functools import cache
 
 from gateway.answer.parsers.call_format import CALL_ID, INDEX, NAME, JsonObject, NamedJson
 from gateway.answer.parsers.call_object import CallObject
-from gateway.answer.parsers.names import LONGEST_HEAD, LONGEST_NAME
-from gateway.answer.parsers.text_reader import held_from, skip
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, held_from, skip
 
 
 class JsonCall:

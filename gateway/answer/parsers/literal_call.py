@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 
 from gateway.answer.parsers.call_format import Literals
-from gateway.answer.parsers.names import LONGEST_NAME, NAME
-from gateway.answer.parsers.text_reader import find, held_from, quoted, skip
+from gateway.answer.parsers.text_reader import LONGEST_NAME, NAME, find, held_from, quoted, skip
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from gateway.answer.parsers.call_format import CallFormat, JsonObject, Literals, NamedJson, Xml
 from gateway.answer.parsers.json_call import JsonCall, NamedJsonCall
 from gateway.answer.parsers.literal_call import LiteralCall
-from gateway.answer.parsers.names import NAME_CHARACTERS
-from gateway.answer.parsers.text_reader import CallReader, find
+from gateway.answer.parsers.text_reader import NAME_CHARACTERS, CallReader, find
 from gateway.answer.parsers.xml_call import XmlCall
 from gateway.answer.parts import CALL, TEXT, Part, PartWriter, Trimmed
 

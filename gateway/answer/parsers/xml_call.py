@@ -16,8 +16,7 @@ from functools import cache
 from typing import Any
 
 from gateway.answer.parsers.call_format import IS_STRING, Xml
-from gateway.answer.parsers.names import LONGEST_HEAD, LONGEST_NAME, NAME
-from gateway.answer.parsers.text_reader import find, quoted, skip
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, NAME, find, quoted, skip
 
 MOST_BRACKETS = 100  # within each other; a value with more of them stays a string
 LONGEST_PYTHON = 1 << 16  # characters of a value that may be read as Python
