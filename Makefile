@@ -154,6 +154,7 @@ gguf:
 .venv/serve .venv/bench .venv/test: .venv/torch pyproject.toml constraints.txt
 	@echo "installing Ray, transformers and the rest"
 	$(PIP) --editable '$(package)'
+	@echo "packages are installed; compiling the engine's kernels, once, may take a minute more"
 	@touch .venv/serve $@
 
 clean:
