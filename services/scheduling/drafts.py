@@ -82,11 +82,11 @@ class Drafter:
         self._right += right
 
     def take_counters(self) -> dict[str, float]:
-        """Return the increments since the last call."""
+        """Return the increments since the last call that are not 0."""
         counters = {
             "vllm:spec_decode_num_drafts": float(self._drafts),
             "vllm:spec_decode_num_draft_tokens": float(self._guesses),
             "vllm:spec_decode_num_accepted_tokens": float(self._right),
         }
         self._drafts = self._guesses = self._right = 0
-        return counters
+        return {name: by for name, by in counters.items() if by}

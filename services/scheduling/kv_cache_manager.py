@@ -9,6 +9,8 @@ from services.scheduling.block_pool import BlockPool
 from services.scheduling.knobs import Knobs
 from services.scheduling.request_entry import RequestEntry
 
+SCARCE = 8  # drafts get no new blocks while only one block in so many is free
+
 
 class KVCacheManager:
     """Gives blocks to requests and takes them back, finds cached prefixes, and keeps what the engine has to be told."""
@@ -56,8 +58,8 @@ class KVCacheManager:
         self._extended.append(entry)
 
     def extend_for_drafts(self, entry: RequestEntry) -> None:
-        """Give the request one more block, if one is free that no request may need soon."""
-        if self.blocks.free > self.blocks.num_blocks // 8:
+        """Give the request one more block, if many are free."""
+        if self.blocks.free > self.blocks.num_blocks // SCARCE:
             self.extend(entry)
 
     def publish(self, entry: RequestEntry, computed: int | None = None) -> None:

@@ -15,7 +15,7 @@ async def test_a_long_step_has_lines_with_the_time_left(monkeypatch: pytest.Monk
     said: list[str] = []
     async with Steps(4, "preparing the model", said.append) as bar:
         bar.next("starting the pool")
-        while len(said) < 3:  # noqa: ASYNC110
+        while len(said) < 3:  # noqa: ASYNC110 - a line sets no event
             await asyncio.sleep(0.01)
         bar.end()
         bar.next("loading an engine")  # as when a cluster is started again
