@@ -74,7 +74,7 @@ COUNTERS: dict[str, Counter] = {
     "orca:scheduler_faults": Counter(
         "Times scheduling raised an exception; the request it was about got a strike", ENGINE
     ),
-    "orca:engine_stuck": Counter("Engines that lived and finished nothing, or were stopped; they count as lost, too", ENGINE),
+    "orca:engine_stuck": Counter("Engines that lived and finished nothing, or were stopped; lost, too", ENGINE),
     "orca:scheduler_stuck": Counter("Schedulers that were stopped while they held a seat, and were killed"),
     "orca:timed_out_requests": Counter("Requests that ended because nothing of them had begun by their deadline"),
     "orca:poisoned_requests": Counter(
