@@ -48,9 +48,7 @@ class CudaDecoder(RankDecoder):
         self.as_stored: Mapping[str, bool] = {}
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            bits = [
-                AttentionBits(of.attention, of.tiles, setup.dtype, programs, setup.device) for of in self.planners
-            ]
+            bits = [AttentionBits(of.attention, of.tiles, setup.dtype, programs, setup.device) for of in self.planners]
             attention = (settle_attention(*both) for both in zip(bits, self.planners, strict=True))
             self.backend += f" {fingerprint(self.kernels.settle(), *attention)}"
 

@@ -162,9 +162,7 @@ class CudaLayers:
     ) -> torch.Tensor:
         return add_and_norm(x, change, norm, self._part.epsilon, self._part.layer_norm, self._dtype, rows)
 
-    def _attend(
-        self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor) -> torch.Tensor:
         kind, keys, values = layer.attention, self._cache.keys[layer.kv], self._cache.values[layer.kv]
         qkv = self._product(normed, layer.weights.qkv, self._dtype)
         place(qkv, inputs.positions, inputs.slots, keys, values, layer.how)
@@ -177,9 +175,7 @@ class CudaLayers:
         product, dtype = self._product, self._dtype
         return product(activate(product(normed, weights.up, dtype), self._part), weights.down, dtype)
 
-    def _layer_inputs(
-        self, inputs: Inputs, x: torch.Tensor, all_reduce: AllReduce
-    ) -> Iterator[torch.Tensor]:
+    def _layer_inputs(self, inputs: Inputs, x: torch.Tensor, all_reduce: AllReduce) -> Iterator[torch.Tensor]:
         """The numbers that each layer gets of each token, [tokens, numbers]."""
         part, of = self._part, self._inputs
         assert of is not None, "the spec has inputs of layers"

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.spec import Activation, DecoderSpec
 
 BLOCK = 1024
@@ -29,7 +30,8 @@ def soft_cap(numbers: torch.Tensor, cap: float) -> None:
     """Make each x of `numbers` [rows, columns] cap * tanh(x / cap), in place. They are float32."""
     rows, columns = numbers.shape
     if rows:
-        _soft_cap[(rows, triton.cdiv(columns, BLOCK))](numbers, COLUMNS=columns, CAP=cap, BLOCK=BLOCK, num_warps=4)
+        grid = rows, triton.cdiv(columns, BLOCK)
+        _soft_cap[grid](numbers, COLUMNS=columns, CAP=cap, BLOCK=BLOCK, num_warps=4, **early(numbers.device))
 
 
 def _launch(
@@ -50,6 +52,7 @@ def _launch(
             LIMIT=limit,
             BLOCK=BLOCK,
             num_warps=4,
+            **early(gates.device),
         )
     return out
 
@@ -66,7 +69,9 @@ def _activate(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -92,7 +97,8 @@ def _activate(
 
 
 @triton.jit
-def _soft_cap(numbers, COLUMNS: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr):
+def _soft_cap(numbers, COLUMNS: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):
+    wait(EARLY)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = numbers + tl.program_id(0).to(tl.int64) * COLUMNS + column
     x = tl.load(at, column < COLUMNS, 0.0)

@@ -16,12 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
 from services.engine.spec import AttentionSpec
 
 LOG2_E = 1.4426950408889634
 # Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
-STAGES = 5
+STAGES, WARPS = 5, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ def attend(
         SPLIT=tiles.split,
         FIELDS=FIELDS,
         LOG2_E=LOG2_E,
-        num_warps=4 if dim <= 256 else 8,
+        num_warps=WARPS if dim <= 256 else 2 * WARPS,
         num_stages=STAGES,
+        **early(qkv.device),
     )
     return out
 
@@ -206,7 +208,9 @@ def _attend(
     SPLIT: tl.constexpr,
     FIELDS: tl.constexpr,
     LOG2_E: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     column = tl.arange(0, DIM_BLOCK)[None, :]
     programs = tl.num_programs(0)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
+
 TOKENS = 16  # of one program: a block of the default size, whose keys are then written together
 
 
@@ -62,6 +64,7 @@ def place(
             EPSILON=how.epsilon,
             BLOCK=triton.next_power_of_2(heads * dim),
             num_warps=4,
+            **early(qkv.device),
         )
     all_heads = heads + (2 * kv_heads if how.has_keys else 0)
     _place[(triton.cdiv(tokens, TOKENS), all_heads - untouched)](
@@ -90,14 +93,23 @@ def place(
         HAS_VALUES=how.has_values,
         TOKENS=TOKENS,
         num_warps=4,
+        **early(qkv.device),
     )
 
 
 @triton.jit
 def _scale_all_heads(
-    scales, qkv, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr
+    scales,
+    qkv,
+    WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """What the norms of all queries, and of all keys, of a token multiply them by."""
+    wait(EARLY)
     token, keys = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size = QUERIES
     if keys == 1:
@@ -146,7 +158,9 @@ def _place(
     VALUE_NORMS: tl.constexpr,
     HAS_VALUES: tl.constexpr,
     TOKENS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = FIRST + tl.program_id(1)
     there = token < tokens

@@ -13,8 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
 from services.engine.families.decoder_weights import Linear
 
+LINE = 128  # bytes of the second-level cache that are read at once
+AHEAD = 8  # lines of each of a program's rows of weights that are read before the kernel's inputs are there
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -85,15 +88,19 @@ def multiply(
             linear.numbers,
             linear.bias,
             rows,
-            INPUTS=inputs,
-            OUTPUTS=outputs,
+            inputs,
+            outputs,
+            EVEN=inputs % tile.depth == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
             DEPTH=tile.depth,
             SWAPPED=tile.swapped,
+            AHEAD=AHEAD,
+            LINE=LINE // x.itemsize,
             GROUP=GROUP,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **early(x.device),
         )
     return out
 
@@ -105,40 +112,48 @@ def _multiply(
     weight,
     bias,
     rows,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    inputs,
+    outputs,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
-    across: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    across = tl.cdiv(outputs, COLUMNS)
     first = tl.program_id(0) // (GROUP * across) * GROUP
     height = tl.minimum(tl.cdiv(rows, ROWS) - first, GROUP)
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    x_row = x + (row % rows).to(tl.int64) * INPUTS
-    weight_row = weight + (column % OUTPUTS).to(tl.int64) * INPUTS
+    x_row = x + (row % rows).to(tl.int64) * inputs
+    weight_row = weight + (column % outputs).to(tl.int64) * inputs
+    if EARLY and SWAPPED:  # few rows: what takes time is to read weights, which no kernel writes
+        line = tl.minimum(tl.arange(0, AHEAD) * LINE, inputs - 1)
+        prefetch(weight_row[:, None] + line[None, :])
+    wait(EARLY)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
         total = tl.zeros((COLUMNS, ROWS), tl.float32)
     else:
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, INPUTS, DEPTH):
-        if INPUTS % DEPTH:
-            inside = depth < INPUTS - begin
+    for begin in range(0, inputs, DEPTH):
+        if EVEN:
+            a, b = tl.load(left + begin), tl.load(right + begin)
+        else:
+            inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)
             b = tl.load(right + begin, inside[:, None], 0.0)
-        else:
-            a, b = tl.load(left + begin), tl.load(right + begin)
         total = tl.dot(a, b, total, input_precision="ieee")
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
-        total += tl.load(bias + column % OUTPUTS).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < OUTPUTS)[None, :])
+        total += tl.load(bias + column % outputs).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < outputs)[None, :])
