@@ -202,7 +202,7 @@ class DecoderSpec:
     @property
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
-        return not (self.experts or self.both_ways or self.norms_sums)
+        return not (self.both_ways or self.norms_sums)
 
     @property
     def queries_per_kv(self) -> int:

@@ -11,6 +11,7 @@ from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
 from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.kernels.embedding import embed
+from services.engine.backends.cuda.kernels.experts import choose, combine, sort
 from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
@@ -18,6 +19,7 @@ from services.engine.backends.cuda.products import SLABS, Products
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import (
     DecoderWeights,
+    ExpertsWeights,
     InputsOfLayersWeights,
     LayerInputsWeights,
     LayerWeights,
@@ -51,10 +53,21 @@ class CudaSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The weights of a layer's experts on the device: products [experts, outputs, inputs]. See ExpertsWeights."""
+
+    router: Linear
+    up: Linear
+    down: Linear
+    correction: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class CudaLayer:
     """A layer on the device."""
 
-    weights: LayerWeights  # without what `how` has
+    weights: LayerWeights  # without experts
+    experts: Experts | None
     how: Heads
     attention: int  # its place in `CudaLayers.attentions`
     kv: int  # the place of its keys and values in the cache
@@ -113,11 +126,11 @@ class CudaLayers:
             normed = self._add_and_norm(x, change, weights.attention_norm)
             added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype)
             if parallel:
-                change = Change(all_reduce(added.add_(self._feed_forward(weights, normed))))
+                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed))))
                 continue
             change = Change(all_reduce(added), weights.attention_post_norm)
             normed = self._add_and_norm(x, change, weights.mlp_norm)
-            change = Change(all_reduce(self._feed_forward(weights, normed)), weights.mlp_post_norm, weights.scale)
+            change = Change(all_reduce(self._feed_forward(layer, normed)), weights.mlp_post_norm, weights.scale)
             if weights.inputs:
                 assert of_layers is not None, "the spec has inputs of layers"
                 change = self._add_inputs(x, change, weights.inputs, next(of_layers))
@@ -146,16 +159,20 @@ class CudaLayers:
         them. The host waits."""
         shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
         of_layers = [self._inputs.projection] if self._inputs else []
-        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer.weights))):
+        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
             shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
-        products = list(shapes.values())
+        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
+        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
         drawn = torch.Generator().manual_seed(0)
-        widest = max(linear.weight.shape[1] for linear, _ in products)
+        widest = max(linear.weight.shape[-1] for linear, _ in products)
         x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
-        settle = self._product.settle
-        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+        found = []
+        for one, dtype in products:
+            settle = self._product.settle if one.weight.ndim == 2 else self._product.settle_experts
+            found.append(settle(one, x[:, : one.weight.shape[-1]].contiguous(), dtype))
+        return b"".join(found)
 
     def _add_and_norm(
         self, x: torch.Tensor, change: Change | None, norm: Linear | None, rows: torch.Tensor | None = None
@@ -169,11 +186,21 @@ class CudaLayers:
         work, partials, spec = inputs.work[kind], self._partials[kind], self.attentions[kind]
         return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.programs, layer.weights.sinks)
 
-    def _feed_forward(self, weights: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-        assert weights.up, "the spec has no experts"
-        assert weights.down, "the spec has no experts"
-        product, dtype = self._product, self._dtype
-        return product(activate(product(normed, weights.up, dtype), self._part), weights.down, dtype)
+    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor) -> torch.Tensor:
+        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one."""
+        product, dtype, up, down = self._product, self._dtype, layer.weights.up, layer.weights.down
+        shared = product(activate(product(normed, up, dtype), self._part), down, dtype) if up and down else None
+        if layer.experts is None:
+            assert shared is not None, "a layer has an MLP or experts"
+            return shared
+        experts, spec = layer.experts, self._part.experts
+        assert spec is not None, "the spec has experts"
+        logits = product(normed, experts.router, torch.float32)
+        chosen, shares = choose(logits, experts.correction, spec)
+        routes = sort(chosen, spec.count)
+        inner = activate(product.of_experts(normed, experts.up, routes, dtype), self._part)
+        outputs = product.of_experts(inner, experts.down, routes, dtype)
+        return combine(outputs, shares, shared, logits[:, spec.count] if spec.shared_gate else None)
 
     def _layer_inputs(self, inputs: Inputs, x: torch.Tensor, all_reduce: AllReduce) -> Iterator[torch.Tensor]:
         """The numbers that each layer gets of each token, [tokens, numbers]."""
@@ -207,7 +234,8 @@ class CudaLayers:
         owners = [layer for layer in layers if spec.kv_layer(layer) == layer]
         made = []
         for i in layers:
-            weights = self._layer(setup.weights.layer(i))
+            stored = setup.weights.layer(i)
+            weights, experts = self._layer(stored), self._experts(stored.experts) if stored.experts else None
             how = Heads(
                 part.heads_of(i).heads,
                 part.epsilon,
@@ -221,7 +249,7 @@ class CudaLayers:
                 spec.has_values(i),
             )
             kind, kv = self.attentions.index(part.attention_of(i)), owners.index(spec.kv_layer(i))
-            made.append(CudaLayer(weights, how, kind, kv))
+            made.append(CudaLayer(weights, experts, how, kind, kv))
         return made
 
     def _layer(self, layer: LayerWeights) -> LayerWeights:
@@ -240,6 +268,23 @@ class CudaLayers:
             inputs=self._inputs_of_layer(layer.inputs) if layer.inputs else None,
             scale=layer.scale,
         )
+
+    def _experts(self, of: ExpertsWeights) -> Experts:
+        """Reads one expert after another into memory for all."""
+        assert self._part.experts is not None, "the spec has experts"
+        both: list[Linear] = []
+        for i, pair in enumerate(of.each):
+            for linear in pair if not both else ():
+                count = self._part.experts.count
+                weight = torch.empty(count, *linear.weight.shape, dtype=self._dtype, device=self._device)
+                bias = None if linear.bias is None else weight.new_empty(count, len(linear.bias))
+                both.append(Linear(weight, bias))
+            for linear, all_of_it in zip(pair, both, strict=True):
+                all_of_it.numbers[i] = linear.numbers
+                if linear.bias is not None and all_of_it.bias is not None:
+                    all_of_it.bias[i] = linear.bias
+        up, down = both
+        return Experts(self._linear(of.router), up, down, self._numbers(of.correction))
 
     def _inputs_of_layer(self, of: LayerInputsWeights) -> LayerInputsWeights:
         return LayerInputsWeights(self._linear(of.gate), self._linear(of.down), self._norm(of.norm))
@@ -279,11 +324,14 @@ class CudaLayers:
         return None if tensor is None else tensor.to(self._device, torch.float32)
 
 
-def _products(layer: LayerWeights) -> list[Linear]:
-    """The products of a layer."""
-    found = [layer.qkv, layer.output, layer.up, layer.down]
-    if layer.inputs:
-        found += [layer.inputs.gate, layer.inputs.down]
+def _products(layer: CudaLayer) -> list[Linear]:
+    """The products of a layer whose results are rounded."""
+    weights, experts = layer.weights, layer.experts
+    found = [weights.qkv, weights.output, weights.up, weights.down]
+    if weights.inputs:
+        found += [weights.inputs.gate, weights.inputs.down]
+    if experts:
+        found += [experts.up, experts.down]
     return [linear for linear in found if linear]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 
 import torch
 
+from services.engine.backends.cuda.kernels.experts import Routes, sort
 from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
 from services.engine.families.decoder_weights import Linear
 
@@ -17,7 +19,7 @@ ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of input
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, torch.dtype, torch.dtype]  # outputs, inputs, dtypes of operands and result
+Shape = tuple[int, int, int, torch.dtype, torch.dtype]  # experts or 0, outputs, inputs, dtypes of operands and result
 
 
 class Products:
@@ -39,7 +41,7 @@ class Products:
         shape = _shape(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
-            out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
+            out = torch.empty(rows, shape[1], dtype=dtype, device=x.device)
         if linear.bias is None:
             for slab in self._slabs.get(shape, ()):
                 while rows - begin >= slab:
@@ -49,22 +51,43 @@ class Products:
             multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
         return out
 
+    def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of x times the weights of the experts that `routes` name, see `multiply`: [places, outputs] in
+        `dtype`."""
+        shape, places = _shape(linear, x.dtype, dtype), len(routes.places)
+        tile = self._tile(shape, -(-places // len(routes.ends)))
+        return multiply(x, linear, dtype, tile, routes=routes)
+
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
         shape = _shape(linear, x.dtype, dtype)
-        anchor = ANCHOR if x.dtype.itemsize <= 2 else PLAIN
-        expected = multiply(x, linear, dtype, anchor)
+        expected = self._settle_tiles(shape, len(x), lambda rows, tile: multiply(x[:rows], linear, dtype, tile))
+        self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
+        return _hash(expected)
+
+    def settle_experts(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
+        """`settle` for the weights of experts, to which rows of x go in turn."""
+        experts = linear.weight.shape[0]
+        turns = (torch.arange(len(x), device=x.device) % experts).int()[:, None]
+
+        def way(rows: int, tile: Tile) -> torch.Tensor:
+            return multiply(x[:rows], linear, dtype, tile, routes=sort(turns[:rows], experts))
+
+        return _hash(self._settle_tiles(_shape(linear, x.dtype, dtype), len(x), way))
+
+    def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
+        """Refuse the tiles that change what `way` computes of so many rows. Returns that of the `most` rows."""
+        anchor = ANCHOR if shape[3].itemsize <= 2 else PLAIN
+        expected = way(most, anchor)
         refused = set()
-        for step in steps(shape[0], x.dtype):
-            for rows in {step.least, min(step.most, len(x))}:
-                found = multiply(x[:rows], linear, dtype, step.tile)
-                if not torch.equal(found, expected[:rows]):
+        for step in steps(shape[1], shape[3]):
+            for rows in {step.least, min(step.most, most)}:
+                if not torch.equal(way(rows, step.tile), expected[:rows]):
                     refused.add(step.tile)
                     log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
         self._refused[shape] = frozenset(refused)
-        self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
-        return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
+        return expected
 
     def _keeps_bits(self, slab: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
@@ -80,7 +103,7 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        tile = next(step.tile for step in steps(shape[0], shape[2]) if rows <= step.most)
+        tile = next(step.tile for step in steps(shape[1], shape[3]) if rows <= step.most)
         return ANCHOR if tile in self._refused.get(shape, ()) else tile
 
 
@@ -94,5 +117,9 @@ def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
 
 
 def _shape(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
-    outputs, inputs = linear.weight.shape
-    return outputs, inputs, operands, result
+    *experts, outputs, inputs = linear.weight.shape
+    return (experts or [0])[0], outputs, inputs, operands, result
+
+
+def _hash(numbers: torch.Tensor) -> bytes:
+    return hashlib.sha256(numbers.view(torch.uint8).cpu().numpy().tobytes()).digest()

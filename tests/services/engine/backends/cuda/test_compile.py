@@ -19,12 +19,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, launch, norm, product
+from services.engine.backends.cuda.kernels import (
+    activation,
+    attention,
+    embedding,
+    experts,
+    heads,
+    launch,
+    norm,
+    product,
+)
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
 from services.engine.sampling.truncation import DeviceTruncation
-from services.engine.spec import Activation, AttentionSpec, DecoderSpec
+from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -65,13 +74,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (activation, "_soft_cap"),
         (attention, "_attend"),
         (embedding, "_embed"),
+        (experts, "_choose"),
+        (experts, "_sort"),
+        (experts, "_combine"),
         (heads, "_place"),
         (heads, "_scale_all_heads"),
         (draw, "_draw"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
-        monkeypatch.setattr(module, name, Compiled(getattr(module, name), made))
+        kernel = getattr(module, name)
+        kernel.device_caches.clear()  # of kernels for another capability
+        monkeypatch.setattr(module, name, Compiled(kernel, made))
     return made
 
 
@@ -200,6 +214,17 @@ def mlp(**fields: Any) -> DecoderSpec:
     return DecoderSpec("llama", 1, 64, 1, 1, 64, 64, 64, 1e-5, **fields)
 
 
+def test_experts(made: list[Any], tmp_path: Path) -> None:
+    """Qwen3-30B-A3B's, with softmax; GLM-4.5's, with sigmoids, a correction and a shared expert; a shared gate."""
+    experts.choose(f32(9, 128), None, ExpertsSpec(128, 8, 768, True))
+    experts.choose(f32(9, 160), f32(160), ExpertsSpec(160, 8, 1536, True, sigmoid=True, scale=2.5))
+    experts.sort(i32(9, 8), 128)
+    experts.combine(bf16(72, 2048), f32(9, 8))
+    experts.combine(bf16(72, 2048), f32(9, 8), bf16(9, 2048), f32(9, 129)[:, 128])
+    assert len(made) == 5
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
 def test_draws(made: list[Any], tmp_path: Path) -> None:
     i64, f64 = (torch.empty(9, dtype=dtype, device="meta") for dtype in (torch.int64, torch.float64))
     draw.draw(f32(9, 49_152), f32(9), DeviceTruncation(f32(9), f32(9), i64, f64), i64)
@@ -213,7 +238,6 @@ SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
 
 def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
     """Each tile of products, its resources, and its instructions that multiply matrices."""
-    product._multiply.kernel.device_caches.clear()  # kernels for another capability
     found = []
     for tile in dict.fromkeys((product.ANCHOR, *(tile for _, _, tile in product.TILES))):
         made.clear()
@@ -238,6 +262,25 @@ def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, mon
         assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
         assert instructions, tile
         assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
+
+
+OF_EXPERTS = [product.PLAIN, *dict.fromkeys(tile for _, _, tile in product.TILES)]
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [*OF_EXPERTS[:2], *(pytest.param(tile, marks=pytest.mark.full) for tile in OF_EXPERTS[2:-1]), OF_EXPERTS[-1]],
+)
+def test_products_of_experts(tile: product.Tile, made: list[Any], tmp_path: Path) -> None:
+    """On the same matrix instructions as products of one weight, with no spills."""
+    dtype = torch.float32 if tile == product.PLAIN else torch.bfloat16
+    routes = experts.Routes(i32(72), i32(128), 8)
+    weight, bias = f32(128, 1536, 2048).to(dtype), f32(128, 1536).to(dtype)
+    product.multiply(f32(9, 2048).to(dtype), Linear(weight, bias), dtype, tile, routes=routes)
+    found = usage(made[0], tmp_path)
+    assert found["STACK"] == 0, found
+    assert made[0].metadata.shared <= SHARED[90] * 1024
+    assert tile == product.PLAIN or "wgmma" in made[0].asm["ptx"]
 
 
 def test_products_in_float32(made: list[Any], tmp_path: Path) -> None:
