@@ -170,7 +170,7 @@ class CudaLayers:
         x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
         found = []
         for one, dtype in products:
-            settle = self._product.settle if one.weight.ndim == 2 else self._product.settle_experts
+            settle = self._product.settle if len(one.weight.shape) == 2 else self._product.settle_experts
             found.append(settle(one, x[:, : one.weight.shape[-1]].contiguous(), dtype))
         return b"".join(found)
 

@@ -86,8 +86,8 @@ def multiply(
     With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
     expert's: [places, outputs]. x has a row for each place, or for each token."""
     rows = len(x) if routes is None else len(routes.places)
-    experts, outputs, inputs = 1, *linear.weight.shape[-2:]
-    tiles = triton.cdiv(rows, tile.rows)
+    outputs, inputs = linear.weight.shape[-2:]
+    experts, tiles = 1, triton.cdiv(rows, tile.rows)
     if routes:  # the host does not know how many rows each expert has: the tiles that there may be
         experts = len(routes.ends)
         tiles = min(rows, tiles + min(rows, experts))

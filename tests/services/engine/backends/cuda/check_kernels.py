@@ -20,6 +20,7 @@ from services.engine.backends.cuda.kernels import attention, product
 from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
 from services.engine.backends.cuda.kernels.attention import Partials
 from services.engine.backends.cuda.kernels.embedding import embed
+from services.engine.backends.cuda.kernels.experts import choose, combine, sort
 from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.kernels.product import ANCHOR, MANY, PLAIN, Tile, multiply, steps
@@ -33,7 +34,7 @@ from services.engine.sampling import triton_draw as drawing
 from services.engine.sampling.noise import keys
 from services.engine.sampling.triton_draw import draw
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
-from services.engine.spec import Activation, AttentionSpec, DecoderSpec
+from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 from services.requests import SamplingParams
 
 TILES = Tiles(rows=8, keys=8, split=16)
@@ -249,6 +250,100 @@ def test_the_library_has_no_biases_and_no_odd_shapes() -> None:
         multiplies = Products()
         multiplies.settle(one, x, torch.bfloat16)
         assert not any(multiplies._slabs.values())
+
+
+def plain_choice(logits: torch.Tensor, correction: torch.Tensor | None, spec: ExpertsSpec) -> list[torch.Tensor]:
+    """Experts and shares [tokens, chosen]."""
+    shares = torch.sigmoid(logits) if spec.sigmoid else logits.softmax(-1)
+    scores = logits if correction is None else shares + correction
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:, : spec.chosen]
+    shares = shares.gather(1, chosen)
+    if spec.normalised:
+        shares = shares / shares.sum(1, keepdim=True)
+    return [chosen, shares * spec.scale]
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_experts_are_chosen_as_by_torch(sigmoid: bool, normalised: bool, corrected: bool) -> None:
+    """The router has one more output; some logits are equal."""
+    spec = ExpertsSpec(11, 3, 8, normalised, sigmoid=sigmoid, scale=1.5)
+    logits, correction = torch.randn(9, 12), torch.randn(11) if corrected else None
+    if not corrected:
+        logits[::2] = logits[::2].round()
+    chosen, shares = choose(logits, correction, spec)
+    expected, expected_shares = plain_choice(logits[:, :11], correction, spec)
+    assert torch.equal(chosen.long(), expected)
+    torch.testing.assert_close(shares, expected_shares, **CLOSE)
+
+
+def test_undefined_logits_choose_some_experts() -> None:
+    logits = torch.randn(4, 11)
+    logits[1, 5], logits[2, 6] = torch.nan, torch.inf
+    chosen, shares = choose(logits, None, ExpertsSpec(11, 3, 8, True))
+    assert chosen[1].tolist() == [0, 1, 2]
+    assert shares[1].isnan().all()
+    assert chosen[2, 0] == 6
+    assert shares[[0, 3]].isfinite().all()
+
+
+def test_outputs_of_experts_are_added_best_first() -> None:
+    outputs, shares, shared, logits = torch.randn(15, 40), torch.randn(5, 3), torch.randn(5, 40), torch.randn(5, 12)
+    expected = torch.einsum("tk,tkh->th", shares, outputs.view(5, 3, 40))
+    torch.testing.assert_close(combine(outputs, shares), expected, **CLOSE)
+    torch.testing.assert_close(combine(outputs, shares, shared), expected + shared, **CLOSE)
+    gates = torch.sigmoid(logits[:, 11:])
+    torch.testing.assert_close(combine(outputs, shares, shared, logits[:, 11]), expected + gates * shared, **CLOSE)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 700])
+def test_places_are_sorted_by_expert(tokens: int) -> None:
+    """More than one block of them, too, and an expert that no token goes to."""
+    chosen = torch.stack([torch.randperm(7)[:3] for _ in range(tokens)]).int()
+    chosen[chosen == 4] = 7
+    routes = sort(chosen, 8)
+    assert torch.equal(routes.places.long(), torch.sort(chosen.flatten(), stable=True).indices)
+    assert routes.ends.tolist() == [int((chosen <= expert).sum()) for expert in range(8)]
+
+
+def test_products_of_experts_have_the_same_bits_in_every_tile() -> None:
+    """As those of each expert alone: of rows for tokens and of rows for places. Each expert but the last has more than
+    one tile, or none."""
+    tokens, experts = 11, 4
+    chosen = torch.stack([torch.randperm(3)[:2] for _ in range(tokens)]).int()
+    chosen[chosen == 2], chosen[0, 0] = 1, 3
+    routes = sort(chosen, experts)
+    linear_ = Linear(torch.randn(experts, 20, 24), torch.randn(experts, 20))
+    assert linear_.bias is not None
+    own = [Linear(linear_.numbers[i].contiguous(), linear_.bias[i].contiguous()) for i in range(experts)]
+    for rows in (torch.randn(tokens, 24), torch.randn(2 * tokens, 24)):
+        of_all = rows.repeat_interleave(2 * tokens // len(rows), 0)
+        each = [multiply(of_all, one, torch.float32, PLAIN) for one in own]
+        expected = torch.stack([each[expert][i] for i, expert in enumerate(chosen.flatten().tolist())])
+        for tile in (PLAIN, SMALL, OTHER):
+            assert torch.equal(multiply(rows, linear_, torch.float32, tile, routes=routes), expected), tile
+    plain = torch.einsum("pi,poi->po", of_all, linear_.numbers[chosen.flatten().long()])
+    found = multiply(rows, Linear(linear_.numbers), torch.float32, PLAIN, routes=routes)
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_tile_of_experts_that_has_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, one = torch.randn(29, 16).bfloat16(), Linear(torch.randn(3, 16, 16).bfloat16())
+    tiles: list[Tile] = []
+
+    def other(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tiles.append(args[3])
+        return multiply(*args, **kwargs) + (0.01 if args[3] == SMALL else 0.0)
+
+    monkeypatch.setattr(products, "multiply", other)
+    multiplies = Products()
+    multiplies.settle_experts(one, x, torch.float32)
+    for tokens in (2, 29):  # so few that the tile is the refused one, and more
+        chosen = (torch.arange(tokens) % 3).int()[:, None]
+        multiplies.of_experts(x[:tokens], one, sort(chosen, 3), torch.float32)
+    assert tiles[-2:] == [ANCHOR, OTHER]
 
 
 def plain_heads(parts: list[torch.Tensor], positions: torch.Tensor, how: Heads) -> list[torch.Tensor]:
