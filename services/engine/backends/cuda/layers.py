@@ -120,17 +120,19 @@ class CudaLayers:
         dtype, product, parallel = self._dtype, self._product, self._part.parallel
         all_reduce = all_reduce or _unchanged
         of_layers = self._layer_inputs(inputs, x, all_reduce) if self._inputs else None
+        following = [*(layer.weights.qkv for layer in self._layers[1:]), self._vocabulary]
         change: Change | None = None
-        for layer in self._layers:
+        for layer, after in zip(self._layers, following, strict=True):
             weights = layer.weights
             normed = self._add_and_norm(x, change, weights.attention_norm)
-            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype)
+            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype, after=weights.up)
             if parallel:
-                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed))))
+                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed, after))))
                 continue
             change = Change(all_reduce(added), weights.attention_post_norm)
             normed = self._add_and_norm(x, change, weights.mlp_norm)
-            change = Change(all_reduce(self._feed_forward(layer, normed)), weights.mlp_post_norm, weights.scale)
+            fed = all_reduce(self._feed_forward(layer, normed, after))
+            change = Change(fed, weights.mlp_post_norm, weights.scale)
             if weights.inputs:
                 assert of_layers is not None, "the spec has inputs of layers"
                 change = self._add_inputs(x, change, weights.inputs, next(of_layers))
@@ -181,15 +183,19 @@ class CudaLayers:
 
     def _attend(self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor) -> torch.Tensor:
         kind, keys, values = layer.attention, self._cache.keys[layer.kv], self._cache.values[layer.kv]
-        qkv = self._product(normed, layer.weights.qkv, self._dtype)
+        qkv = self._product(normed, layer.weights.qkv, self._dtype, after=layer.weights.output)
         place(qkv, inputs.positions, inputs.slots, keys, values, layer.how)
         work, partials, spec = inputs.work[kind], self._partials[kind], self.attentions[kind]
         return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.programs, layer.weights.sinks)
 
-    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor) -> torch.Tensor:
-        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one."""
+    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor, after: Linear | None) -> torch.Tensor:
+        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one. `after` is the product
+        that comes next."""
         product, dtype, up, down = self._product, self._dtype, layer.weights.up, layer.weights.down
-        shared = product(activate(product(normed, up, dtype), self._part), down, dtype) if up and down else None
+        shared = None
+        if up and down:
+            inner = activate(product(normed, up, dtype, after=down), self._part)
+            shared = product(inner, down, dtype, after=None if layer.experts else after)
         if layer.experts is None:
             assert shared is not None, "a layer has an MLP or experts"
             return shared

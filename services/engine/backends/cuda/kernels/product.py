@@ -17,8 +17,7 @@ from services.engine.backends.cuda.kernels.experts import Routes
 from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
 from services.engine.families.decoder_weights import Linear
 
-LINE = 128  # bytes of the second-level cache that are read at once
-AHEAD = 8  # lines of each of a program's rows of weights that are read before the kernel's inputs are there
+AFTER = 24 << 20  # bytes of the next weights that are read into the second-level cache, of which it holds more
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -43,13 +42,16 @@ PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which
 # few outputs needs small tiles, or most multiprocessors would idle.
 MANY = 1 << 30
 TILES = (
-    (16, 0, Tile(rows=16, outputs=64, depth=128, warps=4, stages=5, swapped=True)),
-    (32, 0, Tile(rows=32, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
+    (16, 16384, Tile(rows=16, outputs=64, depth=256, warps=4, stages=4, swapped=True)),
+    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
+    (32, 16384, Tile(rows=32, outputs=64, depth=256, warps=4, stages=3, swapped=True)),
+    (32, 0, Tile(rows=32, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
+    (64, 16384, Tile(rows=64, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
     (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
-    (128, 0, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 8192, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=4)),
-    (MANY, 0, Tile(rows=128, outputs=256, depth=64, warps=8, stages=3)),
+    (128, 16384, Tile(rows=128, outputs=32, depth=128, warps=4, stages=4)),
+    (128, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5, swapped=True)),
+    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5)),
+    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=3)),
 )
 
 
@@ -78,10 +80,12 @@ def multiply(
     dtype: torch.dtype,
     tile: Tile,
     out: torch.Tensor | None = None,
+    after: Linear | None = None,
     routes: Routes | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given.
+    given. Where a program has few rows, the first numbers of the weight of `after`, the next product, are read into the
+    second-level cache: memory would idle until that product runs.
 
     With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
     expert's: [places, outputs]. x has a row for each place, or for each token."""
@@ -94,6 +98,7 @@ def multiply(
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
+    next_weight = after.numbers if after and tile.swapped and early(x.device) else None
     if rows:
         _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
@@ -102,9 +107,11 @@ def multiply(
             linear.bias,
             routes and routes.places,
             routes and routes.ends,
+            next_weight,
             rows,
             inputs,
             outputs,
+            0 if next_weight is None else min(AFTER, next_weight.nbytes) // 16 * 16,
             EXPERTS=experts,
             EXPERTS_BLOCK=triton.next_power_of_2(experts),
             CHOSEN=rows // len(x),
@@ -113,8 +120,6 @@ def multiply(
             COLUMNS=tile.outputs,
             DEPTH=tile.depth,
             SWAPPED=tile.swapped,
-            AHEAD=AHEAD,
-            LINE=LINE // x.itemsize,
             GROUP=GROUP,
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -145,9 +150,11 @@ def _multiply(
     bias,
     places,
     ends,
+    after,
     rows,
     inputs,
     outputs,
+    after_bytes,
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
@@ -156,8 +163,6 @@ def _multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     GROUP: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
@@ -180,9 +185,6 @@ def _multiply(
         output += expert.to(tl.int64) * outputs
     x_row = x + row_of_x.to(tl.int64) * inputs
     weight_row = weight + output * inputs
-    if EARLY and SWAPPED and ends is None:  # few rows: what takes time is to read weights, which no kernel writes
-        line = tl.minimum(tl.arange(0, AHEAD) * LINE, inputs - 1)
-        prefetch(weight_row[:, None] + line[None, :])
     wait(EARLY)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
@@ -191,13 +193,17 @@ def _multiply(
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, end_depth, DEPTH):
-        if EVEN:
+        if EVEN and not SWAPPED:
             a, b = tl.load(left + begin), tl.load(right + begin)
+        elif EVEN:
+            a, b = tl.load(left + begin), tl.load(right + begin, (row < end_row)[None, :], 0.0)
         else:
             inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)
             b = tl.load(right + begin, inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if after is not None:
+        prefetch(after, after_bytes)
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
