@@ -174,7 +174,6 @@ def _multiply(
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     end_row, end_depth, row_of_x = rows, inputs, row % rows
-    output = (column % outputs).to(tl.int64)  # a row of the weight
     if ends is not None:
         wait(EARLY)
         expert, first_row, end_row = _tile_of_expert(first + within % height, ends, EXPERTS, EXPERTS_BLOCK, ROWS)
@@ -182,9 +181,11 @@ def _multiply(
         end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
         place = tl.load(places + row, row < end_row, 0)
         row_of_x = place // CHOSEN
-        output += expert.to(tl.int64) * outputs
+        weight += expert.to(tl.int64) * outputs * inputs
+        if bias is not None:
+            bias += expert * outputs
     x_row = x + row_of_x.to(tl.int64) * inputs
-    weight_row = weight + output * inputs
+    weight_row = weight + (column % outputs).to(tl.int64) * inputs
     wait(EARLY)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
@@ -207,7 +208,7 @@ def _multiply(
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
-        total += tl.load(bias + output).to(tl.float32)[None, :]
+        total += tl.load(bias + column % outputs).to(tl.float32)[None, :]
     to_row = row
     if ends is not None:
         to_row = place
