@@ -133,7 +133,7 @@ def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
         with pytest.raises(Exception, match="_local_scalar_dense"):
             told.max().item()
     asking, likeliest = len(batch.asking), batch.most_logprobs
-    assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
+    assert told.shape == (16 + 8 + len(batch.changed) + asking * (1 + 2 * likeliest),)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
