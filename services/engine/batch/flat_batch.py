@@ -13,13 +13,35 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 
+from services.engine.batch.buffers import send
 from services.engine.batch.request_state import RequestState
 from services.models.pooling import Method
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
+NO_ID = -1
 NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that the host does not know, but their device: at `places` of a batch are those of `rows` of a draw."""
+
+    places: Numbers  # [tokens]
+    rows: Numbers  # [tokens]
+    draw: torch.Tensor  # [rows of the draw], int64
+
+    def put(self, ids: torch.Tensor) -> None:
+        """Put them into the ids [total_tokens] of the batch on their device. The host does not wait."""
+        count = len(self.rows)
+        every = np.arange(count)
+        if len(self.draw) == count and (self.rows == every).all() and (self.places == every).all():
+            ids[:count].copy_(self.draw)  # increments of the same requests, as most iterations are
+        else:
+            places, rows = send([self.places.astype(np.int64), self.rows.astype(np.int64)], ids.device)
+            ids.index_copy_(0, places, self.draw.index_select(0, rows).to(ids.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +49,8 @@ class FlatBatch:
     """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones. A draft
     is the last of them."""
 
-    input_ids: Numbers  # [total_tokens]
+    input_ids: Numbers  # [total_tokens]; NO_ID in the places of `drawn`
+    drawn: Drawn | None
     starts: Numbers  # [requests + 1]
     contexts: Numbers  # [requests], tokens computed before this iteration
     table_starts: Numbers  # [requests + 1], into `tables`
@@ -77,9 +100,10 @@ def pack_batch(
     block_size: int,
     drafts: Mapping[str, list[int]] = NO_DRAFTS,
     method: Method = "last",
+    draw: torch.Tensor | None = None,
 ) -> FlatBatch:
     """The flat batch of these requests, each with its number of next tokens. `drafts`, by id, follow the last token of
-    a request. `method`: see Pooling.
+    a request. `method`: see Pooling. `draw` are the tokens of the last draw, if requests have one that is unknown.
 
     Two counters of a request decide everything: there are no phases.
     """
@@ -87,11 +111,16 @@ def pack_batch(
     tables: list[Numbers] = []
     starts, ends = [0], list[int]()
     sampled, sampled_drafts = [], []
+    places, rows = list[int](), list[int]()
     for state, count in scheduled:
         begin, end = state.num_computed_tokens, state.num_computed_tokens + count
-        assert begin < end <= len(state.token_ids), f"{state.id}: {count} tokens from {begin} of {len(state.token_ids)}"
+        assert begin < end <= state.num_tokens, f"{state.id}: {count} tokens from {begin} of {state.num_tokens}"
         input_ids += state.token_ids[begin:end]
-        if end == len(state.token_ids):
+        if end > len(state.token_ids):
+            places.append(len(input_ids))
+            rows.append(state.row)
+            input_ids.append(NO_ID)
+        if end == state.num_tokens:
             draft = drafts.get(state.id, [])
             input_ids += draft
             end += len(draft)
@@ -109,8 +138,13 @@ def pack_batch(
         starts.append(len(input_ids))
     scored_requests, scored_tokens, targets = _scored(scheduled, starts)
     wanted = _numbers(ends + scored_tokens)
+    drawn = None
+    if places:
+        assert draw is not None, "no draw is left for the tokens that are not known"
+        drawn = Drawn(_numbers(places), _numbers(rows), draw)
     return FlatBatch(
         input_ids=_numbers(input_ids),
+        drawn=drawn,
         starts=_numbers(starts),
         contexts=_numbers([state.num_computed_tokens for state, _ in scheduled]),
         table_starts=_numbers([0, *accumulate(map(len, tables))]),

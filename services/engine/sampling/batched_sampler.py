@@ -1,5 +1,5 @@
 """The batched sampler, for accelerators, and for a CPU without compiled functions: whole vocabularies and all requests
-at once. The host waits once, for the result."""
+at once. The host waits for nothing but the result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy.typing as npt
 import torch
 
 from services.engine.batch import adjustments
-from services.engine.batch.buffers import send
+from services.engine.batch.buffers import fetch, send
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import whole_rows
 from services.engine.sampling.noise import gumbel, keys
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.messages import Logprobs
+from services.started import Started
 
 AT_ONCE = 1 << 24  # scores that are drawn from at once: noise takes 16 bytes of each
 
@@ -72,7 +73,7 @@ class Batch:
         limited = [(i, state.allowed) for i, state in enumerate(special) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
         masks = [(i, mask) for i, state in enumerate(special) if (mask := state.mask) is not None]
-        positions = (len(state.token_ids) for state in drawing)
+        positions = (state.num_tokens for state in drawing)
         first, index, columns, values, noise_keys, asking, places, masked, words, *limits = send(
             [
                 np.array(self.special, np.int64),
@@ -121,8 +122,14 @@ def _kind(draw: tuple[int, bool]) -> tuple[bool, bool]:
 
 def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
+    return start(logits, states)[1].result()
+
+
+def start(logits: torch.Tensor, states: Sequence[RequestState]) -> tuple[torch.Tensor, Started[SampledTokens]]:
+    """The tokens [requests] on the device of the logits, and all that the host needs, on its way there."""
     batch = Batch.from_states(states, logits.shape[1])
-    return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
+    results = launch(logits, batch, batch.send(logits.shape[1], logits.device))
+    return results[: len(states)], fetch(results).then(lambda arrived: unpack(arrived, batch))
 
 
 def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
