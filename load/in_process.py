@@ -32,6 +32,7 @@ from services.metrics import Counters
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.started import Started
 
 GATEWAY = "in process"
 LEASE = 60.0
@@ -45,7 +46,7 @@ class Engine(Protocol):
     @property
     def figures(self) -> EngineFigures: ...
     def reset(self, epoch: str) -> None: ...
-    def run(self, iteration: Iteration) -> IterationResult: ...
+    def start(self, iteration: Iteration) -> Started[IterationResult]: ...
 
 
 class StartingEngine(Protocol):

@@ -14,6 +14,7 @@ from load.bench.bench import Bench, PartResult
 from load.bench.timing import seconds_of
 from load.report import table
 from services.engine.batch.request_state import RequestState
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
@@ -36,7 +37,8 @@ def sampler(bench: Bench) -> PartResult:
     """The time of a call of the sampler for so many requests with each kind of settings, then with a mix of them, and
     its share in an increment iteration; there is none where the batch does not fit."""
     found: list[dict[str, Any]] = []
-    vocab = bench.engine.figures.vocab_size
+    vocab, of_engine = bench.engine.figures.vocab_size, bench.engine.sampler
+    assert isinstance(of_engine, Sampler), "this model makes no logits"
     mix = {kind: [one] for kind, one in KINDS.items()} | {"a mix": list(KINDS.values())}
     for batch in bench.scale.sampler_batches:
         iteration = _iteration(bench, batch)
@@ -44,7 +46,7 @@ def sampler(bench: Bench) -> PartResult:
         for kind, several in mix.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                call = partial(bench.engine.sampler.sample, logits, rows)
+                call = partial(of_engine.sample, logits, rows)
                 seconds = seconds_of([call], bench.device, bench.scale)
             found.append({"kind": kind, "batch": batch, "seconds": seconds, "iteration": iteration})
     rows_of_table = []

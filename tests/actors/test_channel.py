@@ -172,7 +172,7 @@ class Device:
 
     async def until(self, *log: str) -> None:
         async with asyncio.timeout(60):
-            while self.log != list(log):
+            while self.log != list(log):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.001)
 
 
