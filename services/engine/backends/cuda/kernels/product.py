@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
 from services.engine.families.decoder_weights import Linear
 
+AFTER = 24 << 20  # bytes of the next weights that are read into the second-level cache, of which it holds more
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -39,13 +41,16 @@ PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which
 # few outputs needs small tiles, or most multiprocessors would idle.
 MANY = 1 << 30
 TILES = (
-    (16, 0, Tile(rows=16, outputs=64, depth=128, warps=4, stages=5, swapped=True)),
-    (32, 0, Tile(rows=32, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
+    (16, 16384, Tile(rows=16, outputs=64, depth=256, warps=4, stages=4, swapped=True)),
+    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
+    (32, 16384, Tile(rows=32, outputs=64, depth=256, warps=4, stages=3, swapped=True)),
+    (32, 0, Tile(rows=32, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
+    (64, 16384, Tile(rows=64, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
     (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
-    (128, 0, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 8192, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=4)),
-    (MANY, 0, Tile(rows=128, outputs=256, depth=64, warps=8, stages=3)),
+    (128, 16384, Tile(rows=128, outputs=32, depth=128, warps=4, stages=4)),
+    (128, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5, swapped=True)),
+    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5)),
+    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=3)),
 )
 
 
@@ -69,24 +74,34 @@ def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
 
 
 def multiply(
-    x: torch.Tensor, linear: Linear, dtype: torch.dtype, tile: Tile, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    linear: Linear,
+    dtype: torch.dtype,
+    tile: Tile,
+    out: torch.Tensor | None = None,
+    after: Linear | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given."""
+    given. Where a program has few rows, the first numbers of the weight of `after`, the next product, are read into the
+    second-level cache: memory would idle until that product runs."""
     rows, inputs = x.shape
     outputs = linear.weight.shape[0]
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
+    next_weight = after.numbers if after and tile.swapped and early(x.device) else None
     if rows:
         _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
             linear.numbers,
             linear.bias,
+            next_weight,
             rows,
-            INPUTS=inputs,
-            OUTPUTS=outputs,
+            inputs,
+            outputs,
+            0 if next_weight is None else min(AFTER, next_weight.nbytes) // 16 * 16,
+            EVEN=inputs % tile.depth == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
             DEPTH=tile.depth,
@@ -94,6 +109,7 @@ def multiply(
             GROUP=GROUP,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **early(x.device),
         )
     return out
 
@@ -104,41 +120,50 @@ def _multiply(
     x,
     weight,
     bias,
+    after,
     rows,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    inputs,
+    outputs,
+    after_bytes,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
-    across: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    across = tl.cdiv(outputs, COLUMNS)
     first = tl.program_id(0) // (GROUP * across) * GROUP
     height = tl.minimum(tl.cdiv(rows, ROWS) - first, GROUP)
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    x_row = x + (row % rows).to(tl.int64) * INPUTS
-    weight_row = weight + (column % OUTPUTS).to(tl.int64) * INPUTS
+    x_row = x + (row % rows).to(tl.int64) * inputs
+    weight_row = weight + (column % outputs).to(tl.int64) * inputs
+    wait(EARLY)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
         total = tl.zeros((COLUMNS, ROWS), tl.float32)
     else:
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, INPUTS, DEPTH):
-        if INPUTS % DEPTH:
-            inside = depth < INPUTS - begin
+    for begin in range(0, inputs, DEPTH):
+        if EVEN and not SWAPPED:
+            a, b = tl.load(left + begin), tl.load(right + begin)
+        elif EVEN:
+            a, b = tl.load(left + begin), tl.load(right + begin, (row < rows)[None, :], 0.0)
+        else:
+            inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)
             b = tl.load(right + begin, inside[:, None], 0.0)
-        else:
-            a, b = tl.load(left + begin), tl.load(right + begin)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if after is not None:
+        prefetch(after, after_bytes)
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
-        total += tl.load(bias + column % OUTPUTS).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < OUTPUTS)[None, :])
+        total += tl.load(bias + column % outputs).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < outputs)[None, :])
