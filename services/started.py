@@ -13,7 +13,7 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Started(Generic[T]):
     """`done` says whether `result` returns without waiting. `result` may be called again; it raises what the work has
-    raised. Both belong to the thread that started the work."""
+    raised, and `done` never does. Both belong to the thread that started the work."""
 
     done: Callable[[], bool]
     result: Callable[[], T]

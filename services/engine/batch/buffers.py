@@ -71,11 +71,17 @@ def fetch(tensor: torch.Tensor) -> Started[Array]:
     arrived = torch.cuda.Event()
     arrived.record()
 
+    def done() -> bool:
+        try:
+            return bool(arrived.query())
+        except RuntimeError:  # the device has failed, as `result` says
+            return True
+
     def result() -> Array:
         arrived.synchronize()
         return there.numpy()
 
-    return Started(arrived.query, result)
+    return Started(done, result)
 
 
 def pack(arrays: Sequence[Array], pinned: bool) -> torch.Tensor:

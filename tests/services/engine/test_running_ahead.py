@@ -29,6 +29,7 @@ from services.requests import FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
 from services.started import Started
 
+WITHOUT_BUDGETS = [kind for kind in WITHOUT_GRAMMARS if "thinking_token_budget" not in kind]
 VOCAB, NAN = 201, 190
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1)
 KNOBS = (
@@ -183,6 +184,16 @@ def test_grammars_wait_for_their_tokens(engine: Engine) -> None:
 
 def test_transformers_layers_run_ahead_too(folder: Path) -> None:
     assert check(load(folder, fast_path=False), [{}, {"temperature": 0.0}], KNOBS[2], 3, 30, bits=False) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_and_log_probabilities_are_the_same_on_cuda(folder: Path, dtype: str) -> None:
+    engine = load(folder, device="cuda", dtype=dtype)
+    for seed, knobs in enumerate(KNOBS):
+        assert check(engine, [{}, {"temperature": 0.0, "logprobs": 3}, {"top_k": 9, "top_p": 0.9}], knobs, seed, 200)
+        check(engine, WITHOUT_BUDGETS, knobs, seed, 12)
 
 
 def first(tokens: Sequence[int], id: str = "a/0", block: int = 0, **told: Any) -> Iteration:

@@ -35,7 +35,6 @@ def wait(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-
 @triton.jit
 def prefetch(numbers, size):
     """Read these `size` bytes into the second-level cache, each program its share. Nothing waits for it."""
