@@ -16,7 +16,7 @@ import torch
 
 from services.engine.batch.block_names import BYTES, BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
-from services.engine.batch.flat_batch import FlatBatch, pack_batch
+from services.engine.batch.flat_batch import FlatBatch, Packer
 from services.engine.batch.grammars import GrammarCompiler, OutputGrammar, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
@@ -89,7 +89,7 @@ class Engine:
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
-        self._method = method
+        self._pack = Packer(cache.block_size, method)
         search = sampler.search if isinstance(sampler, Sampler) else None
         self._scorer = PromptScorer(decoder, figures.vocab_size, search)
         self._cache = cache
@@ -266,9 +266,7 @@ class Engine:
 
     def _launch(self, running: RunningIteration, scheduled: list[tuple[RequestState, int]]) -> None:
         iteration, tokens = running.iteration, self._running[-1].draw.tokens if self._running else None
-        batch = running.batch = pack_batch(
-            scheduled, self._cache.block_size, iteration.drafts, self._method, draw=tokens
-        )
+        batch = running.batch = self._pack(scheduled, iteration.drafts, tokens)
         self._deadly.check(batch.input_ids)
         with torch.inference_mode():
             logits = self.decoder.forward(batch)

@@ -7,7 +7,7 @@ lengths and block tables here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
@@ -95,6 +95,66 @@ class FlatBatch:
         return slots
 
 
+class Packer:
+    """Packs iterations one after another. Increments of the same requests as in the last one are that batch, a token
+    further."""
+
+    def __init__(self, block_size: int, method: Method = "last") -> None:
+        self._block_size, self._method = block_size, method
+        self._last: FlatBatch | None = None  # if it was increments only
+
+    def __call__(
+        self,
+        scheduled: list[tuple[RequestState, int]],
+        drafts: Mapping[str, list[int]] = NO_DRAFTS,
+        draw: torch.Tensor | None = None,
+    ) -> FlatBatch:
+        """See `pack_batch`."""
+        if self._last and not drafts and _follows(scheduled, self._last):
+            batch = _advanced(self._last, draw)
+        else:
+            batch = pack_batch(scheduled, self._block_size, drafts, self._method, draw)
+        increments = batch.num_requests == len(batch.input_ids) == len(batch.sampled)
+        self._last = batch if increments and not batch.scored_requests else None
+        return batch
+
+
+def _follows(scheduled: list[tuple[RequestState, int]], last: FlatBatch) -> bool:
+    """Whether these are increments of the same requests in the same order."""
+    return len(scheduled) == last.num_requests and all(
+        count == 1 and state is one for (state, count), one in zip(scheduled, last.sampled, strict=True)
+    )
+
+
+def _advanced(last: FlatBatch, draw: torch.Tensor | None) -> FlatBatch:
+    """The next increments of the requests of `last`."""
+    states, size = last.sampled, last.block_size
+    contexts = _numbers([state.num_computed_tokens for state in states])
+    ids = _numbers([NO_ID if state.unknown else state.token_ids[-1] for state in states])
+    places = np.flatnonzero(ids == NO_ID).astype(np.int32)
+    tables, table_starts = last.tables, last.table_starts
+    begun = np.flatnonzero(contexts % size == 0)  # requests that come to another block
+    if len(begun):
+        blocks = [states[i].blocks[contexts[i] // size] for i in begun.tolist()]
+        tables = np.insert(tables, table_starts[begun + 1], blocks)
+        table_starts = table_starts + np.searchsorted(begun, np.arange(len(table_starts))).astype(np.int32)
+    return replace(
+        last,
+        input_ids=ids,
+        drawn=_drawn(places, [states[i].row for i in places.tolist()], draw),
+        contexts=contexts,
+        tables=tables,
+        table_starts=table_starts,
+    )
+
+
+def _drawn(places: Numbers, rows: list[int], draw: torch.Tensor | None) -> Drawn | None:
+    if not rows:
+        return None
+    assert draw is not None, "no draw is left for the tokens that are not known"
+    return Drawn(places, _numbers(rows), draw)
+
+
 def pack_batch(
     scheduled: list[tuple[RequestState, int]],
     block_size: int,
@@ -138,13 +198,9 @@ def pack_batch(
         starts.append(len(input_ids))
     scored_requests, scored_tokens, targets = _scored(scheduled, starts)
     wanted = _numbers(ends + scored_tokens)
-    drawn = None
-    if places:
-        assert draw is not None, "no draw is left for the tokens that are not known"
-        drawn = Drawn(_numbers(places), _numbers(rows), draw)
     return FlatBatch(
         input_ids=_numbers(input_ids),
-        drawn=drawn,
+        drawn=_drawn(_numbers(places), rows, draw),
         starts=_numbers(starts),
         contexts=_numbers([state.num_computed_tokens for state, _ in scheduled]),
         table_starts=_numbers([0, *accumulate(map(len, tables))]),
