@@ -28,7 +28,7 @@ class Scale:
     cuda_row_counts: tuple[int, ...] = (*ROW_COUNTS, 4096, 8192)
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations, after one that is not counted
-    sampler_batches: tuple[int, ...] = (32, 256)
+    sampler_batches: tuple[int, ...] = (1, 32, 256)
     drafted: tuple[int, ...] = (1, 8, 32)  # streams with drafts
     trace: Sequence[Request] = field(default_factory=paper)
 

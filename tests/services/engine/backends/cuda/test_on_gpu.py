@@ -15,10 +15,13 @@ import pytest
 import torch
 from driver import Driver, Job
 from family_check import make_jobs
+from mixed_requests import WITHOUT_GRAMMARS, mixed
 
+from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
+from services.engine.sampling import batched_sampler
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 from services.messages import Iteration, NewRequest
@@ -142,6 +145,28 @@ def test_what_loading_has_left_counts_as_free() -> None:
     before = devices.free_bytes(device)
     torch.empty(1 << 30, dtype=torch.uint8, device=device)  # its memory stays with torch
     assert devices.free_bytes(device) >= before
+
+
+@pytest.mark.parametrize("vocab", [50_257, 128_256])
+@pytest.mark.parametrize("kind", ["sharp", "flat", "equal"])
+def test_it_draws_the_tokens_of_a_cpu(vocab: int, kind: str) -> None:
+    """With settings of all kinds, each alone and together; log probabilities to the last digits. Of equal logits no
+    list has all that can win."""
+    logits = torch.randn(3 * len(WITHOUT_GRAMMARS), vocab, generator=torch.Generator().manual_seed(2))
+    logits *= {"sharp": 4.0, "flat": 0.2, "equal": 0.0}[kind]
+    rows = mixed(len(logits), vocab, WITHOUT_GRAMMARS)
+    expected = batched_sampler.sample(logits, rows)
+    for row in rows:
+        row.allowed = row.allowed and AllowedTokens(row.allowed.ids, vocab)  # the other's lies on the CPU
+    found = batched_sampler.sample(logits.cuda(), rows)
+    assert (found.tokens, found.possible, found.sound) == (expected.tokens, expected.possible, expected.sound)
+    for i, logit in enumerate(logits):
+        alone = batched_sampler.sample(logit[None].cuda(), [rows[i]])
+        assert alone.tokens == [found.tokens[i]]
+        assert alone.logprobs.get(0) == found.logprobs.get(i)
+        if i in expected.logprobs:
+            assert found.logprobs[i].token == pytest.approx(expected.logprobs[i].token, abs=1e-12)
+            assert [id for id, _ in found.logprobs[i].top] == [id for id, _ in expected.logprobs[i].top]
 
 
 @contextmanager
