@@ -45,6 +45,7 @@ class RequestState:
     # whether its next token can be sampled before the host knows the last one: nothing that its settings do to logits
     # depends on which tokens its output has
     runs_ahead: bool = field(init=False)
+    unchanged: bool = field(init=False)  # whether its settings never do anything to logits
     failed: bool = False  # iterations that were sent before the scheduler knew it may still name the request
 
     @classmethod
@@ -89,6 +90,7 @@ class RequestState:
             or s.frequency_penalty
             or s.repetition_penalty != 1.0
         )
+        self.unchanged = self.runs_ahead and not (s.allowed_token_ids or Adjustments.needed(s, 0))
 
     @property
     def is_plain_greedy(self) -> bool:

@@ -12,7 +12,8 @@ import torch
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
 from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGrammar, allows
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import batched_sampler, cpu_sampler
+from services.engine.sampling import cpu_sampler
+from services.engine.sampling.batched_sampler import BatchedSampler
 from services.engine.sampling.output import Draw, SamplerOutput
 from services.engine.sampling.search import CompiledSearch
 from services.engine.sampling.truncation import MOST_TOKENS
@@ -42,6 +43,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self.search = search
         self._grammars = grammars
+        self._batched = BatchedSampler()
 
     def sample(
         self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()
@@ -57,7 +59,8 @@ class Sampler:
         rows: list[RequestState] = []
         first, verifiable = [], []
         for state, draft in zip(states, drafts or repeat([]), strict=bool(drafts)):
-            self.prepare(state)
+            if not state.unchanged:
+                self.prepare(state)
             first.append(len(rows))
             rows.append(state)
             if draft:
@@ -66,7 +69,7 @@ class Sampler:
             verifiable.append(draft)
         if self.search:
             return Draw(finished(cpu_sampler.sample(logits, rows, self.search).by_id(states, first, verifiable)))
-        tokens, sampled = batched_sampler.start(logits, rows)
+        tokens, sampled = self._batched.start(logits, rows)
         return Draw(sampled.then(lambda one: one.by_id(states, first, verifiable)), tokens)
 
     def _ahead(self, state: RequestState, draft: list[int]) -> tuple[list[int], list[RequestState]]:
