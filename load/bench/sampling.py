@@ -15,6 +15,7 @@ from load.bench.timing import device_seconds, seconds_of
 from load.report import table
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.batched_sampler import Batch, launch
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
@@ -38,7 +39,8 @@ def sampler(bench: Bench) -> PartResult:
     CUDA also what of it the device works, without the host. And the share of that in an increment iteration; there is
     none where the batch does not fit."""
     found: list[dict[str, Any]] = []
-    vocab = bench.engine.figures.vocab_size
+    vocab, of_engine = bench.engine.figures.vocab_size, bench.engine.sampler
+    assert isinstance(of_engine, Sampler), "this model makes no logits"
     mix = {kind: [one] for kind, one in KINDS.items()} | {"a mix": list(KINDS.values())}
     for batch in bench.scale.sampler_batches:
         iteration = _iteration(bench, batch)
@@ -46,7 +48,7 @@ def sampler(bench: Bench) -> PartResult:
         for kind, several in mix.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                call = partial(bench.engine.sampler.sample, logits, rows)
+                call = partial(of_engine.sample, logits, rows)
                 seconds = seconds_of([call], bench.device, bench.scale)
                 works = _device_seconds(bench, logits, rows) if bench.device.type == "cuda" else None
             found.append({"kind": kind, "batch": batch, "seconds": seconds, "device": works, "iteration": iteration})

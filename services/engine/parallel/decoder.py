@@ -52,6 +52,7 @@ class RankDecoder(ABC):
     bytes_read: int  # of the checkpoint
     as_stored: Mapping[str, bool]
     memory: int
+    reads_past_end = True
     states: Sequence[StateShape] = ()  # no family of the fast path has any
 
     def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:

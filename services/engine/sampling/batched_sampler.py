@@ -1,23 +1,25 @@
 """The batched sampler, for accelerators, and for a CPU without compiled functions: whole vocabularies and all requests
-at once. The host waits once, for the result."""
+at once. The host waits for nothing but the result."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from services.engine.batch import adjustments
-from services.engine.batch.buffers import send
+from services.engine.batch.buffers import fetch, send
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import whole_rows
-from services.engine.sampling.noise import gumbel, keys
+from services.engine.sampling.noise import gumbel, keys_at, stems
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.messages import Logprobs
+from services.started import Started
 
 AT_ONCE = 1 << 24  # scores that are drawn from at once: noise takes 16 bytes of each
 
@@ -49,6 +51,7 @@ class Batch:
     changed: list[int]  # those whose logits change
     drawing: list[int]
     draws: list[tuple[int, bool]]  # of each: top_k, whether it has top_p; those that one pass truncates are neighbours
+    stems: npt.NDArray[np.uint64]  # [draws], of the keys of their noise
     asking: list[int]
     most_logprobs: int  # the largest number of log probabilities that a request asks for
 
@@ -62,20 +65,23 @@ class Batch:
         drawing = sorted((i for i, state in enumerate(states) if state.sampling.temperature > 0.0), key=kind)
         asking = [i for i, state in enumerate(states) if state.sampling.logprobs is not None]
         most = max((min(states[i].sampling.logprobs or 0, vocab_size) for i in asking), default=0)
-        settings = (states[i].sampling for i in drawing)
+        settings = [states[i].sampling for i in drawing]
         draws = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in settings]
-        return cls(states, changed, drawing, draws, asking, most)
+        of_noise = stems((s.seed for s in settings), (s.choice for s in settings))
+        return cls(states, changed, drawing, draws, of_noise, asking, most)
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """[draws], of the noise of their next tokens."""
+        return keys_at(self.stems, (self.states[i].num_tokens for i in self.drawing))
 
     def send(self, vocab_size: int, device: torch.device) -> OnDevice:
         changed = [self.states[i] for i in self.changed]
-        drawing = [self.states[i] for i in self.drawing]
-        settings = [state.sampling for state in drawing]
+        settings = [self.states[i].sampling for i in self.drawing]
         copies = {i: len(self.states) + place for place, i in enumerate(self.changed)}
         changes = adjustments.gather([state.adjustments for state in changed], vocab_size)
         limited = [(i, state.allowed) for i, state in enumerate(changed) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
         masks = [(i, mask) for i, state in enumerate(changed) if (mask := state.mask) is not None]
-        positions = (len(state.token_ids) for state in drawing)
         first, index, columns, values, draws, sources, noise_keys, asking, places, masked, words, *limits = send(
             [
                 np.array(self.changed, np.int64),
@@ -84,7 +90,7 @@ class Batch:
                 changes.settings,
                 np.array(self.drawing, np.int64),
                 np.array([copies.get(i, i) for i in self.drawing], np.int64),
-                keys((s.seed for s in settings), (s.choice for s in settings), positions),
+                self.keys(),
                 np.array(self.asking, np.int64),
                 np.array([i for i, _ in limited], np.int64),
                 np.array([i for i, _ in masks], np.int64),
@@ -128,8 +134,34 @@ def _kind(draw: tuple[int, bool]) -> tuple[bool, bool]:
 
 def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    batch = Batch.from_states(states, logits.shape[1])
-    return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
+    return BatchedSampler().start(logits, states)[1].result()
+
+
+class BatchedSampler:
+    """Samples for one iteration after another. What the last one has sent is kept where it is the same: all but the
+    noise, for the same requests, if their settings change no logits."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Batch, OnDevice] | None = None
+
+    def start(
+        self, logits: torch.Tensor, states: Sequence[RequestState]
+    ) -> tuple[torch.Tensor, Started[SampledTokens]]:
+        """The tokens [requests] on the device of the logits, and all that the host needs, on its way there."""
+        if self._last and _same(states, self._last[0].states):
+            batch, there = self._last
+            if batch.drawing:
+                there = replace(there, keys=send([batch.keys()], logits.device)[0])
+        else:
+            batch = Batch.from_states(states, logits.shape[1])
+            there = batch.send(logits.shape[1], logits.device)
+        self._last = (batch, there) if all(state.unchanged for state in states) else None
+        results = launch(logits, batch, there)
+        return results[: len(states)], fetch(results).then(lambda arrived: unpack(arrived, batch))
+
+
+def _same(states: Sequence[RequestState], others: Sequence[RequestState]) -> bool:
+    return len(states) == len(others) and all(map(operator.is_, states, others))
 
 
 def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:

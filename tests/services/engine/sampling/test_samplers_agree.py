@@ -123,6 +123,19 @@ def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
     assert batched_sampler.sample(logits, mixed(40, 3000)) == whole
 
 
+def test_what_is_kept_from_the_last_iteration_makes_no_difference() -> None:
+    """For the same requests, then some of them, then all again, among them some whose settings change logits."""
+    logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    sampler, rows = batched_sampler.BatchedSampler(), mixed(40, 3000)
+    plain = [row for row in rows if row.unchanged]
+    assert any(row.sampling.temperature for row in plain)
+    for chosen in (plain, plain, plain[3:], plain, rows, rows, plain[::-1], plain, plain):
+        _, sampled = sampler.start(logits[: len(chosen)], chosen)
+        assert sampled.result() == batched_sampler.sample(logits[: len(chosen)], chosen)
+        for row in plain:
+            row.append(7)
+
+
 def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
     """A fake tensor has no values: an operation that would wait for a device to read one raises."""
     rows = mixed(16, 3000)

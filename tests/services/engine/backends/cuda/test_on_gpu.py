@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +80,67 @@ def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable
         with no_waiting():
             for batch in batches:
                 engine.decoder.forward(batch)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_p": 0.9, "top_k": 20, "logprobs": 2}])
+def test_the_host_waits_for_nothing_before_results_are_read(
+    sampling: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    """An iteration of both kinds, and then one that takes tokens of some of its requests from the device."""
+    engine = Engine.load(tiny_model("llama"), SETTINGS)
+    new = [NewRequest(f"{i}/0", list(range(5, 20 + i)), 15 + i, SamplingParams(9, **sampling)) for i in range(3)]
+    place = {one.id: [2 * i, 2 * i + 1] for i, one in enumerate(new)}
+    begin = Iteration("e", 1, {"0/0": 15, "1/0": 16}, new[:2], {id: place[id] for id in ("0/0", "1/0")})
+    mixed = Iteration("e", 2, {"1/0": 1, "2/0": 17, "0/0": 1}, new[2:], {"2/0": place["2/0"]})
+    ahead = Iteration("e", 3, {"2/0": 1, "0/0": 1})
+
+    engine.reset("e")
+    expected = [engine.run(one).tokens for one in (begin, mixed, ahead)]  # compiles
+    engine.reset("e")
+    engine.run(begin)
+    with no_waiting():
+        started = [engine.start(mixed), engine.start(ahead)]
+    assert [one.result().tokens for one in started] == expected[1:]
+
+
+FAULT = """
+import sys, torch
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+engine = Engine.load(__import__("pathlib").Path(sys.argv[1]), EngineSettings(device="cuda", kv_blocks=20))
+engine.reset("e")
+new = NewRequest("a/0", [5, 6, 7], 3, SamplingParams(9))
+one = engine.start(Iteration("e", 1, {"a/0": 3}, [new], {"a/0": [0, 1]}))
+two = engine.start(Iteration("e", 2, {"a/0": 1}))
+assert one.result().tokens and two.result().tokens
+forward, outside = engine.decoder.forward, torch.tensor([1 << 20], device="cuda")
+
+def bad(batch):
+    torch.zeros(4, device="cuda").index_select(0, outside)
+    return forward(batch)
+
+engine.decoder.forward = bad
+torch.cuda._sleep(400_000_000)
+three = engine.start(Iteration("e", 3, {"a/0": 1}))
+engine.decoder.forward = forward
+four = engine.start(Iteration("e", 4, {"a/0": 1}))
+print("launched")
+for call in (three.result, four.result, lambda: engine.start(Iteration("e", 5, {"a/0": 1})), lambda: engine.reset("f")):
+    try:
+        print(call())
+    except RuntimeError as error:
+        print("fault", three.done())
+"""
+
+
+def test_a_fault_strikes_all_that_was_launched(tiny_model: Callable[[str], Path]) -> None:
+    """A kernel that reads outside of its array is launched like any other; no token comes from then on. In a process
+    of its own, since no kernel runs after it."""
+    ran = subprocess.run([sys.executable, "-c", FAULT, tiny_model("llama")], capture_output=True, text=True)
+    assert ran.stdout.split("\n")[:5] == ["launched", *["fault True"] * 4], ran.stdout + ran.stderr[-2000:]
 
 
 def test_what_loading_has_left_counts_as_free() -> None:
