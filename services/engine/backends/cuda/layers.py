@@ -60,7 +60,7 @@ class CudaLayers:
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
+        self.multiprocessors, self.partial_rows = multiprocessors_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -90,13 +90,11 @@ class CudaLayers:
         all_reduce = all_reduce or _unchanged
         change = None
         kept = self._cache
-        following = [*(layer.qkv for layer in self._layers[1:]), self._vocabulary]
-        layers = zip(self._layers, following, self._rotary, kept.keys, kept.values, strict=True)
-        for layer, after, rotary, keys, values in layers:
+        for layer, rotary, keys, values in zip(self._layers, self._rotary, kept.keys, kept.values, strict=True):
             assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
             assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
-            qkv = product(normed, layer.qkv, dtype, after=layer.output)
+            qkv = product(normed, layer.qkv, dtype)
             place(
                 qkv,
                 inputs.positions,
@@ -108,13 +106,12 @@ class CudaLayers:
                 layer.key_norm,
                 part.epsilon,
             )
-            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
-            change = all_reduce(product(attended, layer.output, dtype, after=layer.up))
+            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.multiprocessors)
+            change = all_reduce(product(attended, layer.output, dtype))
             assert layer.up, "the spec has no experts"
             assert layer.down, "the spec has no experts"
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
-            up = activate(product(normed, layer.up, dtype, after=layer.down), part.gated)
-            change = all_reduce(product(up, layer.down, dtype, after=after))
+            change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
         assert change is not None, "a part has layers"
         return change
 
@@ -184,8 +181,8 @@ def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def programs_of(device: torch.device) -> int:
-    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
+def multiprocessors_of(device: torch.device) -> int:
+    """On how many attention runs. The interpreter runs one program after another."""
     if device.type == "cpu":
-        return 3
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
