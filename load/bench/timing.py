@@ -25,7 +25,7 @@ class Scale:
     window: float = 0.004  # seconds over which calls are averaged: less than another process's turn of the processor
     budget: float = 0.3  # seconds of all windows of a call
     row_counts: tuple[int, ...] = ROW_COUNTS  # of matrix products
-    cuda_row_counts: tuple[int, ...] = (*ROW_COUNTS, 4096, 8192)
+    cuda_row_counts: tuple[int, ...] = (1, 8, 64, 256, 1024, 2048, 4096, 8192)
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations, after one that is not counted
     sampler_batches: tuple[int, ...] = (1, 32, 256)

@@ -38,6 +38,7 @@ from services.engine.settings import (
 )
 from services.engine.startup import devices, huge_pages, loading
 from services.engine.startup.huge_pages import BlockPages
+from services.engine.startup.rehearsal import largest_of, rehearse
 from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.engine.weights.tensors import Tensors
 from services.errors import StaleEpoch
@@ -150,7 +151,7 @@ class Engine:
         length = choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
-        make = partial(_make_cache, settings, length)
+        make = partial(_make_cache, settings, info, length)
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
         if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
@@ -166,9 +167,11 @@ class Engine:
             decoder, cache = contents
             pages = BlockPages([*cache.keys, *cache.values])
         else:
-            decoder = load(zeros)
-            cache, pages = make(decoder, zeros), None
-        decoder.bind(cache)
+            with devices.fitting(device):
+                decoder = load(zeros)
+                cache, pages = make(decoder, zeros), None
+        with devices.fitting(device):
+            decoder.bind(cache)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -185,6 +188,7 @@ class Engine:
             whole_prompts=pooling is not None and pooling.whole,
             vector=pooling.size if pooling else 0,
             verifies_drafts=pooling is None and isinstance(decoder, RankDecoder),
+            largest=largest_of(length if pooling and pooling.whole else 0) if device.type == "cuda" else None,
         )
         log.info("weights: %s", figures.weights)
         deadly = DeadlyToken(settings.deadly_token)
@@ -368,7 +372,9 @@ def _share(
     return None
 
 
-def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocate: Allocate) -> KVCache:
+def _make_cache(
+    settings: EngineSettings, info: ModelInfo, length: int, decoder: Decoder, allocate: Allocate
+) -> KVCache:
     """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`."""
     device, dtype = devices.choose_device(settings), decoder.cache_dtype
     per_token = sum(layer.bytes(dtype) for layer in decoder.layers_in_memory)
@@ -377,7 +383,12 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     if not (decoder.layers or decoder.states or settings.block_size):  # blocks hold nothing
         size = LARGEST_BLOCK
     taken = max(BYTES, size * per_token + state)
-    blocks = devices.count_blocks(settings, taken, size, length, devices.free_bytes(device))
+    free = devices.free_bytes(device)
+    if device.type == "cuda" and not settings.kv_blocks:
+        decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
+        needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
+        free = devices.free_bytes(device) - needed
+    blocks = devices.count_blocks(settings, taken, size, length, free, device)
     reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 

@@ -110,6 +110,22 @@ class RankDecoder(ABC):
             self._last = forward_pass, x, change
         return self._gather(forward_pass.logits(x, change, None))
 
+    @property
+    def is_rank(self) -> bool:
+        """Whether other ranks have parts of the model."""
+        return self._layout.size > 1
+
+    def run_alone(self, batch: FlatBatch) -> None:
+        """Compute this rank's part of a batch without the others. The results mean nothing."""
+        forward_pass, layout = self.begin(batch), self._layout
+        if layout.is_first:
+            x = forward_pass.embed()
+        else:
+            x = torch.zeros(len(batch.input_ids), self._spec.hidden, device=self._device)
+        change = forward_pass.run(x, None)
+        if layout.is_last:
+            forward_pass.logits(x, change, None)
+
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
         """See Decoder. Each rank of the last stage has a part of the logits, so all ranks must ask for the same
         tokens."""

@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from driver import Driver, Job
 from family_check import make_jobs
 from mixed_requests import WITHOUT_GRAMMARS, mixed
 
+from load.bench.shapes import SHAPES
 from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
 from services.engine.sampling import batched_sampler
-from services.engine.settings import EngineSettings
+from services.engine.settings import MOST_TOKENS, EngineSettings
 from services.engine.startup import devices
+from services.engine.weights.random_tensors import RandomTensors
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -145,6 +148,50 @@ def test_what_loading_has_left_counts_as_free() -> None:
     before = devices.free_bytes(device)
     torch.empty(1 << 30, dtype=torch.uint8, device=device)  # its memory stays with torch
     assert devices.free_bytes(device) >= before
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_no_request_exhausts_a_device(fast_path: bool, tmp_path: Path) -> None:
+    """Of which 8 GiB are free before the model is loaded, and next to nothing afterwards: the largest chunks, scored
+    prompts, allowed tokens, penalties and log probabilities of a full batch, and other sizes between them."""
+    device = torch.device("cuda")
+    shape = SHAPES["llama-1b"]
+    config = replace(shape, fields=shape.fields | {"num_hidden_layers": 4, "vocab_size": 128_256}).config()
+    config.save_pretrained(tmp_path)
+    ballast = torch.empty(devices.free_bytes(device) - (8 << 30), dtype=torch.uint8, device=device)
+    settings = EngineSettings(
+        device="cuda", dtype="bfloat16", fast_path=fast_path, max_model_len=2049, kv_memory_fraction=0.98
+    )
+    engine = Engine.load(tmp_path, settings, tensors=RandomTensors(config, torch.bfloat16, device))
+    engine.reset("e")
+    sizes = [(256, 32), (4, 2048), (1, 2000), (100, 80), (256, 32), (4, 2048)]
+    assert engine.figures.num_slots >= MOST_TOKENS
+    for step, (count, length) in enumerate(sizes):
+        new = [demanding(f"{step}/{i}", length, engine.figures.vocab_size) for i in range(count)]
+        each = -(-length // engine.figures.block_size)
+        blocks = {one.id: list(range(i * each, (i + 1) * each)) for i, one in enumerate(new)}
+        scheduled = {one.id: length for one in new}
+        released = [f"{step - 1}/{i}" for i in range(sizes[step - 1][0])] if step else []
+        result = engine.run(Iteration("e", step, scheduled, new, blocks, released))
+        assert set(result.tokens) == set(scheduled)
+    del ballast
+
+
+def demanding(id: str, length: int, vocab: int) -> NewRequest:
+    """A request whose settings change all logits, and whose prompt is scored."""
+    tokens = [(i * 7919) % vocab for i in range(length)]
+    sampling = SamplingParams(
+        9,
+        temperature=1.0,
+        top_p=0.9,
+        logprobs=20,
+        prompt_logprobs=20,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        allowed_token_ids=tuple(range(5000)),
+        logit_bias=dict.fromkeys(range(300), 1.0),
+    )
+    return NewRequest(id, tokens, length, sampling)
 
 
 @pytest.mark.parametrize("vocab", [50_257, 128_256])
