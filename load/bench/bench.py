@@ -91,6 +91,11 @@ class Bench:
         return load_config(self.folder) if self.folder else self.plan.config()
 
     @property
+    def lookahead(self) -> int:
+        """That of a server on this device, unless it is told otherwise."""
+        return int(self._on_cuda)
+
+    @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self._on_cuda else "cpu"
 
