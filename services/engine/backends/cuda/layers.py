@@ -16,6 +16,7 @@ from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import (
     DecoderWeights,
@@ -50,6 +51,7 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     tiles: Callable[[int], Tiles]  # of attention, by the size of heads
+    allocate: Allocate = zeros  # memory for matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class CudaLayers:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
+        self._allocate = setup.allocate
         self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
         self.multiprocessors = multiprocessors_of(setup.device)
         self._layers = self._on_device(setup, layers)
@@ -91,7 +94,8 @@ class CudaLayers:
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
         self._inputs = self._inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
-        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
+        self._vocabulary = self._vocabulary_of(weights) if layout.is_last else None
+        self._allocate = zeros  # decoders are pickled, and the other one belongs to this process
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._inputs, self._last_norm, self._vocabulary
         )
@@ -157,14 +161,7 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
-        shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
-        of_layers = [self._inputs.projection] if self._inputs else []
-        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
-            shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
-        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
-        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
-        if self._vocabulary:
-            products.append((self._vocabulary, torch.float32))
+        products = self._products()
         drawn = torch.Generator().manual_seed(0)
         widest = max(linear.weight.shape[-1] for linear, _ in products)
         x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
@@ -173,6 +170,23 @@ class CudaLayers:
             settle = self._product.settle if len(one.weight.shape) == 2 else self._product.settle_experts
             found.append(settle(one, x[:, : one.weight.shape[-1]].contiguous(), dtype))
         return b"".join(found)
+
+    def load(self) -> None:
+        """Load the kernels of all products, which another process has compiled, before an iteration needs them."""
+        for linear, dtype in self._products():
+            self._product.load(linear, self._dtype, dtype)
+
+    def _products(self) -> list[tuple[Linear, torch.dtype]]:
+        """One product of each shape, and the dtype of its results."""
+        shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
+        of_layers = [self._inputs.projection] if self._inputs else []
+        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
+            shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
+        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
+        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
+        if self._vocabulary:
+            products.append((self._vocabulary, torch.float32))
+        return products
 
     def _add_and_norm(
         self, x: torch.Tensor, change: Change | None, norm: Linear | None, rows: torch.Tensor | None = None
@@ -276,7 +290,7 @@ class CudaLayers:
         for i, pair in enumerate(of.each):
             for linear in pair if not both else ():
                 count = self._part.experts.count
-                weight = torch.empty(count, *linear.weight.shape, dtype=self._dtype, device=self._device)
+                weight = self._allocate((count, *linear.weight.shape), self._dtype, self._device)
                 bias = None if linear.bias is None else weight.new_empty(count, len(linear.bias))
                 both.append(Linear(weight, bias))
             for linear, all_of_it in zip(pair, both, strict=True):
@@ -309,7 +323,7 @@ class CudaLayers:
         """The product that gives logits. If it is the embedding, one tensor is both."""
         if weights.head_is_embedding and self._embedding is not None:
             return Linear(self._embedding.rows)
-        return weights.vocabulary()
+        return self._linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
@@ -318,7 +332,7 @@ class CudaLayers:
         return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+        return self._allocate(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)

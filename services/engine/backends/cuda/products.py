@@ -101,6 +101,20 @@ class Products:
         self._refused[shape] = frozenset(refused)
         return expected
 
+    def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
+        """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
+        shape, device = _shape(linear, operands, dtype), linear.numbers.device
+        *experts, outputs, inputs = linear.weight.shape
+        # hardly ever are so many logits computed at once
+        counts = self._library.get(shape, ()) if operands == dtype else ()
+        x = torch.zeros(max((1, *counts)), inputs, dtype=operands, device=device)
+        out = torch.empty(len(x), outputs, dtype=dtype, device=device)
+        routes = sort(torch.zeros(1, 1, dtype=torch.int32, device=device), experts[0]) if experts else None
+        for step in steps(outputs, operands):
+            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes)
+        for count in counts:
+            library_product(x[:count], linear, out[:count])
+
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
