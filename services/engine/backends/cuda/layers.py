@@ -15,6 +15,7 @@ from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
@@ -38,6 +39,7 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     tiles: Tiles
+    allocate: Allocate = zeros  # memory for matrices
 
 
 class CudaLayers:
@@ -51,11 +53,13 @@ class CudaLayers:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
+        self._allocate = setup.allocate
         self._layers = [self._on_device(weights.layer(i)) for i in layers]
         self._embedding = self._table(weights.embedding()) if layout.is_first else None
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
-        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
+        self._vocabulary = self._vocabulary_of(weights) if layout.is_last else None
+        self._allocate = zeros  # decoders are pickled, and the other one belongs to this process
         table = None
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
@@ -129,6 +133,20 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
+        products = self._products()
+        drawn = torch.Generator().manual_seed(0)
+        widest = max(linear.weight.shape[1] for linear, _ in products)
+        x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
+        settle = self._product.settle
+        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+
+    def load(self) -> None:
+        """Load the kernels of all products, which another process has compiled, before an iteration needs them."""
+        for linear, dtype in self._products():
+            self._product.load(linear, self._dtype, dtype)
+
+    def _products(self) -> list[tuple[Linear, torch.dtype]]:
+        """One product of each shape, and the dtype of its results."""
         shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
         for layer in self._layers:
             for linear in (layer.qkv, layer.output, layer.up, layer.down):
@@ -137,11 +155,7 @@ class CudaLayers:
         products = list(shapes.values())
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
-        drawn = torch.Generator().manual_seed(0)
-        widest = max(linear.weight.shape[1] for linear, _ in products)
-        x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
-        settle = self._product.settle
-        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+        return products
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
@@ -162,7 +176,7 @@ class CudaLayers:
         """The product that gives logits. If it is the embedding, one tensor is both."""
         if weights.head_is_embedding and self._embedding is not None:
             return Linear(self._embedding.rows)
-        return weights.vocabulary()
+        return self._linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
@@ -171,7 +185,7 @@ class CudaLayers:
         return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+        return self._allocate(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)

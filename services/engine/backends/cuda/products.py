@@ -77,6 +77,18 @@ class Products:
         self._library[shape] = tuple(counts)
         return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
 
+    def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
+        """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
+        shape = _shape(linear, operands, dtype)
+        # hardly ever are so many logits computed at once
+        counts = self._library.get(shape, ()) if operands == dtype else ()
+        x = torch.zeros(max((1, *counts)), shape[1], dtype=operands, device=linear.numbers.device)
+        out = torch.empty(len(x), shape[0], dtype=dtype, device=x.device)
+        for step in steps(shape[0], operands):
+            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1])
+        for count in counts:
+            library_product(x[:count], linear, out[:count])
+
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
