@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from load.tokenizer import save_tokenizer
+from load.workloads import BEGINNINGS, QUESTIONS, WORDS
 from services.engine.weights.random_tensors import RandomTensors
+
+TEXT = " ".join((*WORDS, *QUESTIONS, *BEGINNINGS))  # each word is a token, if the vocabulary has room for it
 
 
 def save_random_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -20,4 +23,4 @@ def save_random_model(folder: Path, config: Any, dtype: torch.dtype, device: tor
     config.dtype = dtype
     config.save_pretrained(folder)
     save_file({name: drawn.read(name).cpu() for name in drawn.names}, folder / "model.safetensors", {"format": "pt"})
-    save_tokenizer(folder, config.vocab_size)
+    save_tokenizer(folder, config.vocab_size, TEXT)

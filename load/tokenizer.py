@@ -15,9 +15,9 @@ CHATML = (
 MERGED = "the quick brown fox and the lazy dog; what is the capital of france? hello world, thanks " * 4
 
 
-def save_tokenizer(folder: Path, vocab_size: int) -> None:
+def save_tokenizer(folder: Path, vocab_size: int, text: str = MERGED) -> None:
     """Write the files of a tokenizer with `vocab_size` tokens, at least 259, to `folder`: 256 bytes, the merges of
-    MERGED, unused fillers, the special tokens last."""
+    `text`, unused fillers, the special tokens last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([MERGED], trainer)
+    tokenizer.train_from_iterator([text], trainer)
     fillers = vocab_size - len(SPECIAL_TOKENS) - tokenizer.get_vocab_size()
     tokenizer.add_tokens([f"filler{i}" for i in range(fillers)])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])

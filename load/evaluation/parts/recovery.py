@@ -30,7 +30,7 @@ BEFORE, AFTER = 1.5, 3.0  # seconds that the plot shows
 PHASED = (16, 500, 120, 8)  # streams with longer prompts: their number, tokens in, out, and before the kill
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
 PHASES = ("detection", "seat", "attachment", "recomputation")
-TITLE = f"{STREAMS} streams; each answer is the undisturbed one"
+TITLE = f"{STREAMS} sampled streams; each answer is the undisturbed one"
 SECONDS = f"Seconds after SIGKILL, {PHASED[0]} streams with prompts of {PHASED[1]} tokens"
 PLOTTED = ("engine", "scheduler")
 VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
@@ -85,7 +85,10 @@ async def _all(server: OrcaServer, tokens: int) -> Found:
 
 
 def request(number: int, prompt: int, output: int) -> HttpRequest:
-    return replace(Request(any_prompt(prompt, number), output).http(), name=f"recovery {number}, {prompt} tokens")
+    """A stream that is sampled: any other bit of a logit may give another token."""
+    greedy = Request(any_prompt(prompt, number), output).http()
+    name, body = f"recovery {number}, {prompt} tokens", greedy.body | {"temperature": 1, "seed": number}
+    return replace(greedy, body=body, name=name)
 
 
 async def kill(server: OrcaServer, streams: Streams, victim: str, requests: list[HttpRequest], under_way: int) -> Kill:
