@@ -37,14 +37,14 @@ class CudaDecoder(RankDecoder):
         self.weight_dtype = self.cache_dtype = setup.dtype
         self.weight_bytes = setup.dtype.itemsize
         self.kernels = CudaLayers(setup, self._part, layout)
-        self.plan = Planner(self._part, setup.tiles, self.kernels.programs, self.kernels.partial_rows)
+        self.plan = Planner(self._part, setup.tiles, self.kernels.multiprocessors, self.kernels.partial_rows)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
         self.as_stored: Mapping[str, bool] = {}
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.programs, setup.device)
+            attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.multiprocessors, setup.device)
             self.backend += f" {fingerprint(self.kernels.settle(), settle_attention(attention, self.plan))}"
 
     def bind(self, cache: KVCache) -> None:

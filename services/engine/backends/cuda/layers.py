@@ -60,7 +60,7 @@ class CudaLayers:
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
+        self.multiprocessors, self.partial_rows = multiprocessors_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -106,7 +106,7 @@ class CudaLayers:
                 layer.key_norm,
                 part.epsilon,
             )
-            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
+            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.multiprocessors)
             change = all_reduce(product(attended, layer.output, dtype))
             assert layer.up, "the spec has no experts"
             assert layer.down, "the spec has no experts"
@@ -181,8 +181,8 @@ def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def programs_of(device: torch.device) -> int:
-    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
+def multiprocessors_of(device: torch.device) -> int:
+    """On how many attention runs. The interpreter runs one program after another."""
     if device.type == "cpu":
-        return 3
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

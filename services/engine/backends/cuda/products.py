@@ -6,13 +6,16 @@ import hashlib
 import logging
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
-# these numbers only, for which its bits were compared; a tile computes what is left.
+# these numbers only, for which its bits were compared; a tile computes what is left. Many rows are cut into SLABS.
+# The others, of iterations with so many increments, are taken whole: to cut them would read the weights twice.
 SLABS = (2048, 1024, 512)
+WHOLE = (256, 224, 192, 160, *range(128, 48, -16))
 ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,7 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._slabs: dict[Shape, tuple[int, ...]] = {}
+        self._library: dict[Shape, tuple[int, ...]] = {}  # numbers of rows
         self._refused: dict[Shape, frozenset[Tile]] = {}
 
     def __call__(
@@ -41,10 +44,10 @@ class Products:
         if out is None:
             out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
         if linear.bias is None:
-            for slab in self._slabs.get(shape, ()):
-                while rows - begin >= slab:
-                    library_product(x[begin : begin + slab], linear, out[begin : begin + slab])
-                    begin += slab
+            for count in self._library.get(shape, ()):
+                while rows - begin >= count if count in SLABS else rows - begin == count:
+                    library_product(x[begin : begin + count], linear, out[begin : begin + count])
+                    begin += count
         if begin < rows:
             multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
         return out
@@ -58,24 +61,32 @@ class Products:
         refused = set()
         for step in steps(shape[0], x.dtype):
             for rows in {step.least, min(step.most, len(x))}:
-                found = multiply(x[:rows], linear, dtype, step.tile)
+                if step.tile in refused:
+                    continue
+                try:
+                    found = multiply(x[:rows], linear, dtype, step.tile)
+                except OutOfResources as error:
+                    refused.add(step.tile)
+                    log.info("product %s: %s does not fit this GPU, not used: %s", shape, step.tile, error)
+                    continue
                 if not torch.equal(found, expected[:rows]):
                     refused.add(step.tile)
                     log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
         self._refused[shape] = frozenset(refused)
-        self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
+        counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
+        self._library[shape] = tuple(counts)
         return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
 
-    def _keeps_bits(self, slab: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
+    def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
         if linear.bias is not None or x.dtype.itemsize > 2 or outputs % ALIGNED or inputs % ALIGNED:
             return False
-        out = torch.empty(slab, outputs, dtype=expected.dtype, device=x.device)
-        for begin in {0, len(x) - slab}:
-            library_product(x[begin : begin + slab], linear, out)
-            if not torch.equal(out, expected[begin : begin + slab]):
-                log.warning("product %s: the library's differs at %d rows, not used", tuple(linear.weight.shape), slab)
+        out = torch.empty(count, outputs, dtype=expected.dtype, device=x.device)
+        for begin in {0, len(x) - count}:
+            library_product(x[begin : begin + count], linear, out)
+            if not torch.equal(out, expected[begin : begin + count]):
+                log.warning("product %s: the library's differs at %d rows, not used", tuple(linear.weight.shape), count)
                 return False
         return True
 

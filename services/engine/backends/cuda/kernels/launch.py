@@ -36,8 +36,18 @@ def wait(EARLY: tl.constexpr):
 
 
 @triton.jit
-def prefetch(places):
-    """Have the lines at these addresses in the second-level cache soon."""
+def read_ahead(places, sizes):
+    """Read so many bytes, multiples of 16, at each of these places into the second-level cache. Nothing waits for it."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        """{
+        .reg .pred some;
+        setp.gt.s32 some, $2, 0;
+        @some cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [places, sizes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )

@@ -13,11 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
 
-LINE = 128  # bytes of the second-level cache that are read at once
-AHEAD = 8  # lines of each of a program's rows of weights that are read before the kernel's inputs are there
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -39,16 +37,20 @@ PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which
 
 # For 16-bit numbers: the most rows of x that a tile is for, the most outputs of a product that it is for (0: any), and
 # the tile. The first that fits is taken. Few rows need many bytes in flight, many rows need large tiles; a product of
-# few outputs needs small tiles, or most multiprocessors would idle.
+# few outputs needs small tiles, or most multiprocessors would idle. From 64 rows on, the library is faster where it can
+# be asked (see `Products`).
 MANY = 1 << 30
 TILES = (
-    (16, 0, Tile(rows=16, outputs=64, depth=128, warps=4, stages=5, swapped=True)),
-    (32, 0, Tile(rows=32, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
-    (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
-    (128, 0, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 8192, Tile(rows=128, outputs=64, depth=64, warps=4, stages=4, swapped=True)),
-    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=4)),
-    (MANY, 0, Tile(rows=128, outputs=256, depth=64, warps=8, stages=3)),
+    (16, 16384, Tile(rows=16, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
+    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=4, stages=4, swapped=True)),
+    (32, 16384, Tile(rows=32, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
+    (32, 0, Tile(rows=32, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
+    (64, 16384, Tile(rows=64, outputs=32, depth=128, warps=4, stages=6)),
+    (64, 0, Tile(rows=64, outputs=128, depth=64, warps=4, stages=5, swapped=True)),
+    (128, 16384, Tile(rows=128, outputs=64, depth=64, warps=4, stages=8)),
+    (128, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5, swapped=True)),
+    (MANY, 16384, Tile(rows=128, outputs=128, depth=64, warps=8, stages=6)),
+    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=4)),
 )
 
 
@@ -95,8 +97,6 @@ def multiply(
             COLUMNS=tile.outputs,
             DEPTH=tile.depth,
             SWAPPED=tile.swapped,
-            AHEAD=AHEAD,
-            LINE=LINE // x.itemsize,
             GROUP=GROUP,
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -119,8 +119,6 @@ def _multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     GROUP: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
@@ -133,9 +131,6 @@ def _multiply(
     depth = tl.arange(0, DEPTH)
     x_row = x + (row % rows).to(tl.int64) * inputs
     weight_row = weight + (column % outputs).to(tl.int64) * inputs
-    if EARLY and SWAPPED:  # few rows: what takes time is to read weights, which no kernel writes
-        line = tl.minimum(tl.arange(0, AHEAD) * LINE, inputs - 1)
-        prefetch(weight_row[:, None] + line[None, :])
     wait(EARLY)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
@@ -144,8 +139,10 @@ def _multiply(
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, inputs, DEPTH):
-        if EVEN:
+        if EVEN and not SWAPPED:
             a, b = tl.load(left + begin), tl.load(right + begin)
+        elif EVEN:
+            a, b = tl.load(left + begin), tl.load(right + begin, (row < rows)[None, :], 0.0)
         else:
             inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)

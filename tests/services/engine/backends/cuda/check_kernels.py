@@ -36,7 +36,7 @@ from services.engine.sampling.triton_draw import draw
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.requests import SamplingParams
 
-TILES = Tiles(rows=8, keys=8, split=16)
+TILES = Tiles(rows=8, keys=8, split=16, resident=1)
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
