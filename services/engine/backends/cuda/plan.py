@@ -14,7 +14,6 @@ from services.engine.spec import DecoderSpec
 FIELDS = 8
 Choice = np.ndarray[Any, np.dtype[np.bool_]]
 NARROW = 16  # rows of a tensor core's smallest tile
-SHORT = 4  # a last split of at most this part of a split costs more as an item than it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Tiles:
     keys: int  # positions read at once
     split: int  # positions after which sums begin anew
     resident: int = 2  # programs that a multiprocessor runs at once
-    # of a program's loads; one of them looks up blocks, so with two it waits for keys, and others compute meanwhile
-    stages: int = 5
+    stages: int = 5  # of a program's loads: a block is looked up before its keys are read, while others are multiplied
 
     @classmethod
     def fitting(cls, dtype: torch.dtype, dim: int) -> Tiles:
@@ -41,8 +39,10 @@ class Tiles:
 
     @property
     def narrow(self) -> Tiles:
-        """The tiles for few rows."""
-        return replace(self, rows=min(NARROW, self.rows), resident=3, stages=2)
+        """The tiles for few rows. Nothing is read ahead: more programs run at once, and read while others compute."""
+        if self.rows <= NARROW:
+            return self
+        return replace(self, rows=NARROW, resident=4, stages=2)
 
     def __post_init__(self) -> None:
         assert self.split % self.keys == 0, f"splits of {self.split} positions in tiles of {self.keys}"
@@ -80,9 +80,9 @@ def plan(
     if the splits of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
 
     Tiles are parted into items of one split each, the longest first, until these items are as much work as every
-    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. A short
-    last split is no item of its own. Then no program ends more than an item after the mean (Graham, 1969), unless tiles
-    are longer that cannot be parted. This decides when something is computed, and changes no bit.
+    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
+    program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
+    decides when something is computed, and changes no bit.
     """
     rows = np.diff(batch.starts) * queries_per_kv
     counts = -(-rows // tiles.rows)
@@ -93,17 +93,15 @@ def plan(
     end = batch.contexts[request] + (first + height - 1) // queries_per_kv + 1
     splits = -(-end // tiles.split)
     few = height <= max(NARROW, queries_per_kv)  # rows: increments and similar work, which has few tiles
-    parts = np.maximum(1, splits - (end - (splits - 1) * tiles.split <= tiles.split // SHORT))
-    parted = _parted(end, parts, splits * height, few, programs / kv_heads, partial_rows)
+    parted = _parted(end, splits, splits * height, few, programs / kv_heads, partial_rows)
     needed = np.where(parted, splits * height, 0)
     partial = np.cumsum(needed) - needed
 
-    items = np.repeat(np.arange(len(request)), np.where(parted, parts, 1))
+    items = np.repeat(np.arange(len(request)), np.where(parted, splits, 1))
     split = np.arange(len(items)) - np.searchsorted(items, items)
     alone = ~parted[items]
     of = request[items]
-    first_split = np.where(alone, 0, split)
-    end_split = np.where(alone | (split == parts[items] - 1), splits[items], split + 1)
+    first_split, end_split = np.where(alone, 0, split), np.where(alone, splits[items], split + 1)
     table = np.stack(
         [
             batch.starts[of],
@@ -122,15 +120,15 @@ def plan(
     return ordered
 
 
-def _parted(end: Numbers, parts: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
-    """[tiles], which ones are parted, of tiles that read `end` positions, would be so many `parts`, and need so many
-    rows of partial sums; only those with `few` rows may be. `programs` are those of a KV head."""
-    able = (parts > 1) & few
+def _parted(end: Numbers, splits: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
+    """[tiles], which ones are parted, of tiles that read `end` positions in `splits`, and need so many rows of partial
+    sums; only those with `few` rows may be. `programs` are those of a KV head."""
+    able = (splits > 1) & few
     order = np.flatnonzero(able)[np.argsort(-end[able], kind="stable")]
     lengths = end[order].astype(np.int64)
     # if the tile at this place is the longest that stays whole: positions in items of one split, and the longest item
-    small = np.cumsum(lengths) - lengths + int(end[parts == 1].sum())
-    longest = np.maximum(lengths, end[(parts > 1) & ~few].max(initial=0))
+    small = np.cumsum(lengths) - lengths + int(end[splits == 1].sum())
+    longest = np.maximum(lengths, end[(splits > 1) & ~few].max(initial=0))
     enough = np.append(small >= programs * longest, True)
     fitting = np.count_nonzero(np.cumsum(needed[order].astype(np.int64)) <= partial_rows)
     parted = np.zeros(len(end), np.bool_)

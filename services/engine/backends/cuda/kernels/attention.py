@@ -16,12 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.kernels.launch import early, read_ahead, wait
-from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
+from services.engine.backends.cuda.kernels.launch import early, wait
+from services.engine.backends.cuda.plan import FIELDS, Tiles
 
 LOG2_E = 1.4426950408889634
-AHEAD = True
-TAKEN = 2  # of a program's items, which it takes when it is free
+WARPS, WARP = 4, 32
+REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def attend(
     kv_heads, dim, block_size = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
+    registers = REGISTERS // (tiles.resident * WARPS * WARP)
     _attend[(tiles.resident * multiprocessors,)](
         out,
         qkv,
@@ -92,11 +93,9 @@ def attend(
         KEYS=tiles.keys,
         SPLIT=tiles.split,
         FIELDS=FIELDS,
-        TAKEN=TAKEN,
-        UNROLLED=4 if tiles.rows <= NARROW else 1,
-        AHEAD=AHEAD and tiles.rows <= NARROW and tiles.keys % block_size == 0 and bool(early(qkv.device)),
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=tiles.stages,
+        maxnreg=registers if registers < MOST_REGISTERS else None,
         **early(qkv.device),
     )
     return out
@@ -123,33 +122,6 @@ def _sum_of(shares):
 
 
 @triton.jit
-def _read_ahead(
-    keys,
-    values,
-    table,
-    begin,
-    end,
-    head,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Have the keys and values from `begin` on in the second-level cache soon: each thread asks for a piece."""
-    PIECES: tl.constexpr = 64 * BLOCK_SIZE // KEYS  # of a block's keys, and of its values
-    SIZE: tl.constexpr = BLOCK_SIZE * DIM // PIECES
-    lane = tl.arange(0, 128)
-    piece = lane % 64
-    at = begin + piece // PIECES * BLOCK_SIZE
-    block = tl.load(table + at // BLOCK_SIZE, at < end, 0).to(tl.int64) * KV_HEADS + head
-    place = block * (BLOCK_SIZE * DIM) + piece % PIECES * SIZE
-    read_ahead(
-        tl.where(lane < 64, keys + place, values + place),
-        tl.where(at < end, SIZE * keys.dtype.element_ty.primitive_bitwidth // 8, 0),
-    )
-
-
-@triton.jit
 def _split(
     query,
     position,
@@ -167,7 +139,6 @@ def _split(
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Sums, weight and maximum of each row over the positions from `first` to `end`."""
     sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
@@ -177,8 +148,6 @@ def _split(
     inside = column < DIM
     for begin in range(first, end, KEYS):
         at = begin + tl.arange(0, KEYS)
-        if AHEAD:
-            _read_ahead(keys, values, table, begin + KEYS, end, head, KV_HEADS, DIM, BLOCK_SIZE, KEYS)
         # past the end the last block is read again, because a mask across neighbouring keys would split their load
         block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
         block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
@@ -223,9 +192,6 @@ def _attend(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     FIELDS: tl.constexpr,
-    TAKEN: tl.constexpr,
-    UNROLLED: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
     wait(EARLY)
@@ -234,8 +200,6 @@ def _attend(
     programs = tl.num_programs(0)
     end_work = tl.load(count) * KV_HEADS
     work = tl.program_id(0)
-    # these each program has in turn, and of the last ones it takes one when it is free: an atomic operation takes long
-    told = tl.maximum(end_work // programs - TAKEN, 1) * programs
     while work < end_work:
         item = items + work // KV_HEADS * FIELDS
         head = work % KV_HEADS
@@ -274,25 +238,25 @@ def _attend(
                 RUN,
                 ROWS,
                 KEYS,
-                AHEAD,
             )
-            if partial < 0:
-                sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
-            else:
-                place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
-                tl.store(partial_sums + place[:, None] * DIM + column, more_sums, there)
-                tl.store(partial_weights + place * 2, more_weight, line < height)
-                tl.store(partial_weights + place * 2 + 1, more_top, line < height)
+            sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
 
         finished = partial < 0
         if partial >= 0:
-            splits, mine = tl.cdiv(end, SPLIT), end_split - first_split
+            splits = tl.cdiv(end, SPLIT)
+            place = (partial + first_split * height + line).to(tl.int64) * KV_HEADS + head
+            tl.store(partial_sums + place[:, None] * DIM + column, sums, there)
+            tl.store(partial_weights + place * 2, weight, line < height)
+            tl.store(partial_weights + place * 2 + 1, top, line < height)
             tl.debug_barrier()  # all threads' stores come before one thread's count
             counter = arrived + partial * KV_HEADS + head
-            finished = tl.atomic_add(counter, mine, sem="acq_rel") == splits - mine
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
             if finished:
                 tl.store(counter, 0)
-                for split in tl.range(splits, loop_unroll_factor=UNROLLED):
+                sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
+                weight = tl.zeros((ROWS,), tl.float32)
+                top = tl.full((ROWS,), float("-inf"), tl.float32)
+                for split in range(splits):
                     place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
                     # bypass the first-level cache, which may hold older values
                     found = partial_weights + place * 2
@@ -303,13 +267,10 @@ def _attend(
         if finished:
             to = out + token * (HEADS * DIM) + query_head * DIM + column
             tl.store(to, (sums / weight[:, None]).to(out.dtype.element_ty), there)
-        if work + programs < told:
-            work += programs
-        else:
-            work = told
-            if told < end_work:
-                work += tl.atomic_add(taken, 1)  # so that no program has much left when others have none
-    if told < end_work:  # noqa: SIM102, as `and` computes both sides
+        work = end_work
+        if programs < end_work:  # so that no program has much left when others have none
+            work = programs + tl.atomic_add(taken, 1)
+    if programs < end_work:  # noqa: SIM102, as `and` computes both sides
         if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:
             tl.store(taken, 0)
             tl.store(taken + 1, 0)
