@@ -23,7 +23,6 @@ from services.engine.families.config import load_config
 from services.engine.startup import devices
 from services.engine.weights.random_tensors import RandomTensors
 
-CUDA_KV = 0.85  # share of the memory that weights leave; the rest is for activations and logits
 CUT = "The time is spent: what is missing was not measured."
 
 
@@ -73,8 +72,6 @@ class Bench:
         self._settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
         self.device = devices.choose_device(self._settings)
         self.dtype = devices.choose_dtype(self._settings, self.device)
-        if self._on_cuda:
-            self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
         self.folder = None if shape else model_folder(options)
         self._form = FORMATS[form] if form else None
         self.name = "-".join(filter(None, (shape, form))) or (self.folder.name if self.folder else "")
