@@ -51,7 +51,9 @@ class CudaDecoder(RankDecoder):
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
         cache."""
-        self.graphs = None  # gives back the memory of those that know another cache
+        if self.graphs:  # they know another cache
+            self.graphs = None
+            torch.cuda.empty_cache()  # while a graph is captured, no memory is given back
         self.kernels.bind(cache)
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)

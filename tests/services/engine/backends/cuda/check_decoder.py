@@ -84,7 +84,7 @@ def test_the_largest_iteration_runs_before_there_are_requests(
     cache = KVCache(decoder.layers, 1, 8, torch.float32, CPU)
     decoder.bind(cache)
     assert rehearse(decoder, 8, 30, 200, None, CPU) == 0
-    assert cache.keys[0][0].any()
+    assert bool(cache.keys[0][0].any()) == (rank != 1)  # whose part of the embedding lacks the token
 
 
 @pytest.mark.parametrize(
