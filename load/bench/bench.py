@@ -22,7 +22,6 @@ from services.engine.families.config import load_config
 from services.engine.startup import devices
 from services.engine.weights.random_tensors import RandomTensors
 
-CUDA_KV = 0.85  # share of the memory that weights leave; the rest is for activations and logits
 CUT = "The time is spent: what is missing was not measured."
 
 
@@ -72,7 +71,6 @@ class Bench:
         self.device = devices.choose_device(self.settings)
         self.dtype = devices.choose_dtype(self.settings, self.device)
         if self._on_cuda:
-            self.settings = replace(self.settings, kv_memory_fraction=CUDA_KV)
             devices.forbid_shortcuts()  # before anything is multiplied
         self.folder = None if shape else model_folder(options)
         self._form = FORMATS[form] if form else None

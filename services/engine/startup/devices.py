@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from services.limits import free_memory, usable_cores
 
 LEAST_CAPABILITY = 8, 0  # the first that multiplies bfloat16
 GIB = 1 << 30
+SHORT = re.compile("out of memory|ALLOC_FAILED")  # as the driver and libraries say it
 OWN = GIB  # bytes of a GPU that its driver and this process's context may take
 
 
@@ -169,7 +171,9 @@ def fitting(device: torch.device) -> Iterator[None]:
     free, total = torch.cuda.mem_get_info(device)
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or SHORT.search(str(error))):
+            raise
         taken = total - free
         others = f", of which other processes had taken {taken / GIB:.1f} (see nvidia-smi)" if taken > OWN else ""
         raise SettingsError(
