@@ -123,7 +123,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
-    "gpt_oss": {**_ROUTED, "sliding_window": 8, "intermediate_size": 44, "swiglu_limit": 1.5, "rope_parameters": _YARN},
+    "gpt_oss": {**_ROUTED, "sliding_window": 8, "intermediate_size": 44, "rope_parameters": _YARN},
     "gpt2": _GPT,
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
