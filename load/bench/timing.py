@@ -25,11 +25,14 @@ class Scale:
     window: float = 0.004  # seconds over which calls are averaged: less than another process's turn of the processor
     budget: float = 0.3  # seconds of all windows of a call
     row_counts: tuple[int, ...] = ROW_COUNTS  # of matrix products
-    cuda_row_counts: tuple[int, ...] = (*ROW_COUNTS, 4096, 8192)
+    cuda_row_counts: tuple[int, ...] = (1, 8, 64, 256, 1024, 2048, 4096, 8192)
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations, after one that is not counted
     sampler_batches: tuple[int, ...] = (1, 32, 256)
     drafted: tuple[int, ...] = (1, 8, 32)  # streams with drafts
+    streams: int = 64  # of an engine that is killed
+    kills: int = 8
+    takeover_seconds: float = 60.0  # from the first load on, after which no engine is killed any more
     trace: Sequence[Request] = field(default_factory=paper)
 
 

@@ -38,23 +38,28 @@ class CudaDecoder(RankDecoder):
         self.weight_dtype = self.cache_dtype = setup.dtype
         self.weight_bytes = setup.dtype.itemsize
         self.kernels = CudaLayers(setup, self._part, layout)
-        self.plan = Planner(self._part, setup.tiles, self.kernels.programs, self.kernels.partial_rows)
+        self.plan = Planner(self._part, setup.tiles, self.kernels.multiprocessors, self.kernels.partial_rows)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
         self.as_stored: Mapping[str, bool] = {}
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.programs, setup.device)
-            self.backend += f" {fingerprint(self.kernels.settle(), settle_attention(attention, self.plan))}"
+            self._attention = AttentionBits(
+                self._part, setup.tiles, setup.dtype, self.kernels.multiprocessors, setup.device
+            )
+            self.backend += f" {fingerprint(self.kernels.settle(), settle_attention(self._attention, self.plan))}"
 
     def bind(self, cache: KVCache) -> None:
-        """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
-        cache."""
+        """See Decoder. On a GPU this also loads the kernels, which a decoder that was unpickled has not done, and one
+        process captures graphs. Nothing is written to the cache."""
         if self.graphs:  # they know another cache
             self.graphs = None
             torch.cuda.empty_cache()  # while a graph is captured, no memory is given back
         self.kernels.bind(cache)
+        if self._device.type == "cuda":
+            self.kernels.load()
+            settle_attention(self._attention, self.plan)
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
             self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_SPLITS, self._device)

@@ -15,6 +15,7 @@ from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
@@ -38,6 +39,7 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     tiles: Tiles
+    allocate: Allocate = zeros  # memory for matrices
 
 
 class CudaLayers:
@@ -51,16 +53,18 @@ class CudaLayers:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
+        self._allocate = setup.allocate
         self._layers = [self._on_device(weights.layer(i)) for i in layers]
         self._embedding = self._table(weights.embedding()) if layout.is_first else None
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
-        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
+        self._vocabulary = self._vocabulary_of(weights) if layout.is_last else None
+        self._allocate = zeros  # decoders are pickled, and the other one belongs to this process
         table = None
         if part.rotary:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
+        self.multiprocessors, self.partial_rows = multiprocessors_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -90,13 +94,11 @@ class CudaLayers:
         all_reduce = all_reduce or _unchanged
         change = None
         kept = self._cache
-        following = [*(layer.qkv for layer in self._layers[1:]), self._vocabulary]
-        layers = zip(self._layers, following, self._rotary, kept.keys, kept.values, strict=True)
-        for layer, after, rotary, keys, values in layers:
+        for layer, rotary, keys, values in zip(self._layers, self._rotary, kept.keys, kept.values, strict=True):
             assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
             assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
-            qkv = product(normed, layer.qkv, dtype, after=layer.output)
+            qkv = product(normed, layer.qkv, dtype)
             place(
                 qkv,
                 inputs.positions,
@@ -108,13 +110,12 @@ class CudaLayers:
                 layer.key_norm,
                 part.epsilon,
             )
-            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
-            change = all_reduce(product(attended, layer.output, dtype, after=layer.up))
+            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.multiprocessors)
+            change = all_reduce(product(attended, layer.output, dtype))
             assert layer.up, "the spec has no experts"
             assert layer.down, "the spec has no experts"
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
-            up = activate(product(normed, layer.up, dtype, after=layer.down), part.gated)
-            change = all_reduce(product(up, layer.down, dtype, after=after))
+            change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
         assert change is not None, "a part has layers"
         return change
 
@@ -132,6 +133,20 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
+        products = self._products()
+        drawn = torch.Generator().manual_seed(0)
+        widest = max(linear.weight.shape[1] for linear, _ in products)
+        x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
+        settle = self._product.settle
+        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+
+    def load(self) -> None:
+        """Load the kernels of all products, which another process has compiled, before an iteration needs them."""
+        for linear, dtype in self._products():
+            self._product.load(linear, self._dtype, dtype)
+
+    def _products(self) -> list[tuple[Linear, torch.dtype]]:
+        """One product of each shape, and the dtype of its results."""
         shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
         for layer in self._layers:
             for linear in (layer.qkv, layer.output, layer.up, layer.down):
@@ -140,11 +155,7 @@ class CudaLayers:
         products = list(shapes.values())
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
-        drawn = torch.Generator().manual_seed(0)
-        widest = max(linear.weight.shape[1] for linear, _ in products)
-        x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
-        settle = self._product.settle
-        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+        return products
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
@@ -165,7 +176,7 @@ class CudaLayers:
         """The product that gives logits. If it is the embedding, one tensor is both."""
         if weights.head_is_embedding and self._embedding is not None:
             return Linear(self._embedding.rows)
-        return weights.vocabulary()
+        return self._linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
@@ -174,7 +185,7 @@ class CudaLayers:
         return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+        return self._allocate(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)
@@ -184,8 +195,8 @@ def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def programs_of(device: torch.device) -> int:
-    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
+def multiprocessors_of(device: torch.device) -> int:
+    """On how many attention runs. The interpreter runs one program after another."""
     if device.type == "cpu":
-        return 3
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

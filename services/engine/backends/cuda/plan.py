@@ -27,6 +27,8 @@ class Tiles:
     rows: int  # queries: tokens times the heads that share keys
     keys: int  # positions read at once
     split: int  # positions after which sums begin anew
+    resident: int = 2  # programs that a multiprocessor runs at once
+    stages: int = 5  # of a program's loads: a block is looked up before its keys are read, while others are multiplied
 
     @classmethod
     def fitting(cls, dtype: torch.dtype, dim: int) -> Tiles:
@@ -37,18 +39,22 @@ class Tiles:
 
     @property
     def narrow(self) -> Tiles:
-        """The tiles for few rows."""
-        return replace(self, rows=min(NARROW, self.rows))
+        """The tiles for few rows. Nothing is read ahead: more programs run at once, and read while others compute."""
+        if self.rows <= NARROW:
+            return self
+        return replace(self, rows=NARROW, resident=4, stages=2)
 
     def __post_init__(self) -> None:
         assert self.split % self.keys == 0, f"splits of {self.split} positions in tiles of {self.keys}"
 
 
 class Planner:
-    """Plans iterations for layers of `part`, whose attention has so many programs and rows of partial sums."""
+    """Plans iterations for layers of `part`, whose attention runs on so many multiprocessors and has so many rows of
+    partial sums."""
 
-    def __init__(self, part: DecoderSpec, tiles: Tiles, programs: int, partial_rows: int) -> None:
-        self._part, self._tiles, self._programs, self._partial_rows = part, tiles, programs, partial_rows
+    def __init__(self, part: DecoderSpec, tiles: Tiles, multiprocessors: int, partial_rows: int) -> None:
+        self._part, self._tiles = part, tiles
+        self._multiprocessors, self._partial_rows = multiprocessors, partial_rows
         self.increments = tiles if part.queries_per_kv > NARROW else tiles.narrow
 
     def widen(self) -> None:
@@ -60,7 +66,8 @@ class Planner:
         part = self._part
         most = int(np.diff(batch.starts).max()) * part.queries_per_kv
         tiles = self.increments if most <= self.increments.rows else self._tiles
-        return plan(batch, part.queries_per_kv, part.kv_heads, tiles, self._programs, self._partial_rows), tiles
+        programs = tiles.resident * self._multiprocessors
+        return plan(batch, part.queries_per_kv, part.kv_heads, tiles, programs, self._partial_rows), tiles
 
 
 def plan(

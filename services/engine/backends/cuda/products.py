@@ -6,6 +6,7 @@ import hashlib
 import logging
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
 from services.engine.families.decoder_weights import Linear
@@ -14,7 +15,7 @@ from services.engine.families.decoder_weights import Linear
 # these numbers only, for which its bits were compared; a tile computes what is left. Many rows are cut into SLABS.
 # The others, of iterations with so many increments, are taken whole: to cut them would read the weights twice.
 SLABS = (2048, 1024, 512)
-WHOLE = (256, 224, 192, 160, 128)
+WHOLE = (256, 224, 192, 160, *range(128, 48, -16))
 ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
 
 log = logging.getLogger(__name__)
@@ -33,16 +34,11 @@ class Products:
         self._refused: dict[Shape, frozenset[Tile]] = {}
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        linear: Linear,
-        dtype: torch.dtype,
-        out: torch.Tensor | None = None,
-        after: Linear | None = None,
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
-        `out` if it is given. `after` is the product that comes next. An adapter (LoRA) would add its rows' B(Ax) to the
-        result here, and in `Product` of backends/cpu/kernels/layers.h."""
+        `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
+        backends/cpu/kernels/layers.h."""
         shape = _shape(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
@@ -53,7 +49,7 @@ class Products:
                     library_product(x[begin : begin + count], linear, out[begin : begin + count])
                     begin += count
         if begin < rows:
-            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:], after)
+            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
         return out
 
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
@@ -65,7 +61,14 @@ class Products:
         refused = set()
         for step in steps(shape[0], x.dtype):
             for rows in {step.least, min(step.most, len(x))}:
-                found = multiply(x[:rows], linear, dtype, step.tile)
+                if step.tile in refused:
+                    continue
+                try:
+                    found = multiply(x[:rows], linear, dtype, step.tile)
+                except OutOfResources as error:
+                    refused.add(step.tile)
+                    log.info("product %s: %s does not fit this GPU, not used: %s", shape, step.tile, error)
+                    continue
                 if not torch.equal(found, expected[:rows]):
                     refused.add(step.tile)
                     log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
@@ -73,6 +76,18 @@ class Products:
         counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
         self._library[shape] = tuple(counts)
         return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
+
+    def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
+        """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
+        shape = _shape(linear, operands, dtype)
+        # hardly ever are so many logits computed at once
+        counts = self._library.get(shape, ()) if operands == dtype else ()
+        x = torch.zeros(max((1, *counts)), shape[1], dtype=operands, device=linear.numbers.device)
+        out = torch.empty(len(x), shape[0], dtype=dtype, device=x.device)
+        for step in steps(shape[0], operands):
+            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1])
+        for count in counts:
+            library_product(x[:count], linear, out[:count])
 
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""

@@ -20,8 +20,8 @@ from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
 
 LOG2_E = 1.4426950408889634
-# Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
-STAGES, WARPS = 5, 4
+WARPS, WARP = 4, 32
+REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,15 @@ def attend(
     partials: Partials,
     scaling: float,
     tiles: Tiles,
-    programs: int,
+    multiprocessors: int,
 ) -> torch.Tensor:
     """[tokens, heads * dim] of qkv [tokens, (heads + 2 * kv_heads) * dim], whose keys and values are in the cache
     already. Rows that `work` does not name are undefined."""
     kv_heads, dim, block_size = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
-    _attend[(programs,)](
+    registers = REGISTERS // (tiles.resident * WARPS * WARP)
+    _attend[(tiles.resident * multiprocessors,)](
         out,
         qkv,
         keys,
@@ -93,7 +94,8 @@ def attend(
         SPLIT=tiles.split,
         FIELDS=FIELDS,
         num_warps=WARPS,
-        num_stages=STAGES,
+        num_stages=tiles.stages,
+        maxnreg=registers if registers < MOST_REGISTERS else None,
         **early(qkv.device),
     )
     return out
@@ -265,7 +267,10 @@ def _attend(
         if finished:
             to = out + token * (HEADS * DIM) + query_head * DIM + column
             tl.store(to, (sums / weight[:, None]).to(out.dtype.element_ty), there)
-        work = programs + tl.atomic_add(taken, 1)  # so that no program has much left when others have none
-    if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:
-        tl.store(taken, 0)
-        tl.store(taken + 1, 0)
+        work = end_work
+        if programs < end_work:  # so that no program has much left when others have none
+            work = programs + tl.atomic_add(taken, 1)
+    if programs < end_work:  # noqa: SIM102, as `and` computes both sides
+        if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:
+            tl.store(taken, 0)
+            tl.store(taken + 1, 0)

@@ -33,23 +33,3 @@ def wait(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch(numbers, size):
-    """Read these `size` bytes into the second-level cache, each program its share. Nothing waits for it."""
-    step = (tl.cdiv(size, tl.num_programs(0) * 128) + 15) // 16 * 16
-    begin = (tl.program_id(0) * 128 + tl.arange(0, 128)) * step
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred some;
-        setp.gt.s32 some, $2, 0;
-        @some cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [numbers.to(tl.pointer_type(tl.int8)) + begin, tl.minimum(step, size - begin)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

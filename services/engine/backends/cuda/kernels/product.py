@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
 
-AFTER = 24 << 20  # bytes of the next weights that are read into the second-level cache, of which it holds more
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -38,19 +37,20 @@ PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which
 
 # For 16-bit numbers: the most rows of x that a tile is for, the most outputs of a product that it is for (0: any), and
 # the tile. The first that fits is taken. Few rows need many bytes in flight, many rows need large tiles; a product of
-# few outputs needs small tiles, or most multiprocessors would idle.
+# few outputs needs small tiles, or most multiprocessors would idle. From 64 rows on, the library is faster where it can
+# be asked (see `Products`).
 MANY = 1 << 30
 TILES = (
-    (16, 16384, Tile(rows=16, outputs=64, depth=256, warps=4, stages=4, swapped=True)),
-    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
-    (32, 16384, Tile(rows=32, outputs=64, depth=256, warps=4, stages=3, swapped=True)),
+    (16, 16384, Tile(rows=16, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
+    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=4, stages=4, swapped=True)),
+    (32, 16384, Tile(rows=32, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
     (32, 0, Tile(rows=32, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
-    (64, 16384, Tile(rows=64, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
-    (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
-    (128, 16384, Tile(rows=128, outputs=32, depth=128, warps=4, stages=4)),
+    (64, 16384, Tile(rows=64, outputs=32, depth=128, warps=4, stages=6)),
+    (64, 0, Tile(rows=64, outputs=128, depth=64, warps=4, stages=5, swapped=True)),
+    (128, 16384, Tile(rows=128, outputs=64, depth=64, warps=4, stages=8)),
     (128, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5, swapped=True)),
-    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5)),
-    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=3)),
+    (MANY, 16384, Tile(rows=128, outputs=128, depth=64, warps=8, stages=6)),
+    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=4)),
 )
 
 
@@ -74,33 +74,24 @@ def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
 
 
 def multiply(
-    x: torch.Tensor,
-    linear: Linear,
-    dtype: torch.dtype,
-    tile: Tile,
-    out: torch.Tensor | None = None,
-    after: Linear | None = None,
+    x: torch.Tensor, linear: Linear, dtype: torch.dtype, tile: Tile, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given. Where a program has few rows, the first numbers of the weight of `after`, the next product, are read into the
-    second-level cache: memory would idle until that product runs."""
+    given."""
     rows, inputs = x.shape
     outputs = linear.weight.shape[0]
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
-    next_weight = after.numbers if after and tile.swapped and early(x.device) else None
     if rows:
         _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
             linear.numbers,
             linear.bias,
-            next_weight,
             rows,
             inputs,
             outputs,
-            0 if next_weight is None else min(AFTER, next_weight.nbytes) // 16 * 16,
             EVEN=inputs % tile.depth == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
@@ -120,11 +111,9 @@ def _multiply(
     x,
     weight,
     bias,
-    after,
     rows,
     inputs,
     outputs,
-    after_bytes,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -159,8 +148,6 @@ def _multiply(
             a = tl.load(left + begin, inside[None, :], 0.0)
             b = tl.load(right + begin, inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
-    if after is not None:
-        prefetch(after, after_bytes)
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
