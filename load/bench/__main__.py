@@ -34,6 +34,7 @@ from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
 from load.bench.shapes import FORMATS
+from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
 from load.report import machine, table
@@ -103,6 +104,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
+    "takeover": (takeover, "engines that are killed under load, and their spares"),
 }
 OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler", "drafts")
 

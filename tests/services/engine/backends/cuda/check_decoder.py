@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from driver import Driver, Job
+from fake_driver import install
 from family_check import generate
-from interpreted import CPU, make_engine, make_setup
+from interpreted import BLOCKS, CPU, make_engine, make_setup
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from test_running_ahead import Owner
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
+from services.engine.batch.buffers import Allocate
+from services.engine.batch.kv_cache import KVCache
+from services.engine.decoder import Decoder
+from services.engine.engine import Engine
+from services.engine.families.registry import FAMILIES as FAST
 from services.engine.parallel.layout import Partition
+from services.engine.sampling.sampler import Sampler
+from services.engine.settings import DeadlyToken
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
-from services.messages import Claim
+from services.engine.startup.shared_memory import SharedMemory
+from services.messages import Claim, EngineFigures
 from services.requests import SamplingParams
 from services.scheduling import Knobs
 
@@ -33,18 +43,55 @@ def make_jobs(**sampling: object) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "smollm3", "phi3", "glm", "gpt2"])
+# together they have everything that a family can ask of a layer
+FAMILIES = ["qwen3", "smollm3", "glm", "gpt2", "gemma2", "cohere2", "olmo3", "gpt_oss", "qwen2_moe"]
+MORE = sorted({*FAST, *FAMILIES} - {*FAMILIES})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.full) for family in MORE)])
 def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
     """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
     assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
 
 
-def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+def test_a_decoder_in_memory_that_outlives_its_process(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices are made there; norms and the rest are copied."""
+    devices = install(monkeypatch.setattr)[1]
+    first, second = SharedMemory("build", devices), SharedMemory("build", devices)
+    setup = make_setup(tiny_model("llama"), Partition())
+
+    def load(allocate: Allocate) -> Decoder:
+        return CudaDecoder(replace(setup, allocate=allocate))
+
+    def cache(decoder: Decoder, allocate: Allocate) -> KVCache:
+        return KVCache(decoder.layers, BLOCKS, 8, torch.float32, CPU, 0, allocate)
+
+    kept = first.fill("same", load, cache)
+    assert second.hold(first.path)
+    outputs = []
+    for contents in (kept, second.restore("same")):
+        assert contents
+        decoder, kv = contents
+        assert isinstance(decoder, CudaDecoder)
+        decoder.bind(kv)
+        decoder.kernels.load()
+        figures = EngineFigures("tiny", 256, BLOCKS, 8, setup.spec.vocab, decoder.path)
+        engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
+        outputs.append([job.output for job in Driver(engine).run(make_jobs(temperature=0.0))])
+    assert outputs == [generate(tiny_model("llama"), make_jobs(temperature=0.0))] * 2
+    assert contents.cache.keys[0].data_ptr() != kept.cache.keys[0].data_ptr()
+    assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.full)])
+def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
-    engine = make_engine(tiny_model("llama"), 16)
+    engine = make_engine(tiny_model(family), 16)
     alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
-    other = make_engine(tiny_model("llama"), 8)
+    other = make_engine(tiny_model(family), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
 
