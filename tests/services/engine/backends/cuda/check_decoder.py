@@ -24,11 +24,13 @@ from services.engine.batch.kv_cache import KVCache
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
 from services.engine.families.registry import FAMILIES as FAST
-from services.engine.parallel.layout import Partition
+from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken
+from services.engine.startup import rehearsal
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
+from services.engine.startup.rehearsal import rehearse
 from services.engine.startup.shared_memory import SharedMemory
 from services.messages import Claim, EngineFigures
 from services.requests import SamplingParams
@@ -113,6 +115,22 @@ def test_iterations_run_ahead_over_blocks_that_hold_anything(tiny_model: Callabl
     assert owner.drawn
     assert found[0] == found[1]
     assert not engine.decoder.reads_past_end
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1, 3])
+def test_the_largest_iteration_runs_before_there_are_requests(
+    rank: int | None, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a cache of one block; on ranks, which are not linked yet, too."""
+    for name, number in (("MOST_REQUESTS", 3), ("MOST_ROWS", 5), ("MOST_TOKENS", 20)):
+        monkeypatch.setattr(rehearsal, name, number)
+    layout = Layout() if rank is None else Layout(2, 2, rank)
+    setup = make_setup(tiny_model("llama"), layout.partition)
+    decoder = CudaDecoder(setup, layout)
+    cache = KVCache(decoder.layers, 1, 8, torch.float32, CPU)
+    decoder.bind(cache)
+    assert rehearse(decoder, 8, 30, 200, None, CPU) == 0
+    assert bool(cache.keys[0][0].any()) == (rank != 1)  # whose part of the embedding lacks the token
 
 
 @pytest.mark.parametrize(
