@@ -26,6 +26,8 @@ from services.engine.engine import Engine
 from services.engine.sampling import batched_sampler
 from services.engine.settings import MOST_TOKENS, EngineSettings
 from services.engine.startup import devices
+from services.engine.startup.proof.trial import trial
+from services.engine.startup.proof.verdict import BOUNDS
 from services.engine.weights.random_tensors import RandomTensors
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
@@ -63,6 +65,14 @@ def test_graphs_are_bitwise_as_their_kernels(family: str, tiny_model: Callable[[
             decoder.graphs = None
             assert torch.equal(decoder.forward(batch), replayed)
             assert replayed.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma2", "gemma4_text", "olmo3", "cohere2", "hunyuan_v1_dense", "gpt_oss", "glm4_moe", "qwen2_moe"]
+)
+def test_logits_in_bfloat16_are_near_those_of_transformers(family: str, tiny_model: Callable[[str], Path]) -> None:
+    """Within the bound of the trial that comes before a model is served."""
+    assert trial(tiny_model(family), SETTINGS) <= BOUNDS[torch.bfloat16]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma4_text", "gpt_oss", "qwen2_moe"])
