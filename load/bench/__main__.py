@@ -43,14 +43,15 @@ LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
-TESTS = ("test_families.py", "test_invariance.py", "test_running_ahead.py", "test_on_gpu.py")
+TESTS = ("tests/services", "tests/load")  # where tests are that need a GPU
 
 
 def models(bench: Bench) -> PartResult:
     """Tiny models of all families: tokens against `generate`, and bits, by the tests of a GPU. They are processes of
     their own, so that a fault there costs nothing here."""
     bench.release()
-    tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
+    files = [path for folder in TESTS for path in sorted(Path(folder).rglob("test_*.py"))]
+    tests = [str(path) for path in files if "mark.gpu" in path.read_text()]
     told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
     if find_spec("xdist"):  # most of the time kernels are compiled
         told += ["-n", str(min(TESTERS, os.cpu_count() or 1))]
