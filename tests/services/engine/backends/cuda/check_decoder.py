@@ -57,13 +57,14 @@ def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], P
     assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_a_decoder_in_memory_that_outlives_its_process(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Matrices are made there; norms and the rest are copied."""
     devices = install(monkeypatch.setattr)[1]
     first, second = SharedMemory("build", devices), SharedMemory("build", devices)
-    setup = make_setup(tiny_model("llama"), Partition())
+    setup = make_setup(tiny_model(family), Partition())
 
     def load(allocate: Allocate) -> Decoder:
         return CudaDecoder(replace(setup, allocate=allocate))
@@ -83,7 +84,7 @@ def test_a_decoder_in_memory_that_outlives_its_process(
         figures = EngineFigures("tiny", 256, BLOCKS, 8, setup.spec.vocab, decoder.path)
         engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
         outputs.append([job.output for job in Driver(engine).run(make_jobs(temperature=0.0))])
-    assert outputs == [generate(tiny_model("llama"), make_jobs(temperature=0.0))] * 2
+    assert outputs == [generate(tiny_model(family), make_jobs(temperature=0.0))] * 2
     assert contents.cache.keys[0].data_ptr() != kept.cache.keys[0].data_ptr()
     assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
