@@ -291,7 +291,9 @@ class CudaLayers:
             for linear in pair if not both else ():
                 count = self._part.experts.count
                 weight = self._allocate((count, *linear.weight.shape), self._dtype, self._device)
-                bias = None if linear.bias is None else weight.new_empty(count, len(linear.bias))
+                bias = linear.bias
+                if bias is not None:
+                    bias = self._allocate((count, len(bias)), self._dtype, self._device)
                 both.append(Linear(weight, bias))
             for linear, all_of_it in zip(pair, both, strict=True):
                 all_of_it.numbers[i] = linear.numbers
