@@ -33,7 +33,7 @@ from load.bench.drafts import drafts
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
-from load.bench.shapes import FORMATS, SHAPES
+from load.bench.shapes import FORMATS
 from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
@@ -113,9 +113,8 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     """The exit status: 1 if a part has failed. The other parts run nevertheless."""
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = parser_of("load.bench", __doc__ or "", about)
-    parser.add_argument("--shape", choices=SHAPES, help="random weights in this shape, in place of --model")
-    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     add_options(parser, Options)
+    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=["auto", "float32", "bfloat16", "int8_per_token_head"]
@@ -131,7 +130,6 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     if given.format and not given.shape:
         parser.error("--format quantizes random weights: give --shape, too")
     bench = Bench(
-        given.shape,
         Options(**chosen(Options, given)),
         Budget(60 * given.minutes),
         scale,

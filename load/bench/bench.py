@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from load.bench.floor import ModelShape
 from load.bench.rates import MachineRates, measure_rates
 from load.bench.shapes import DEFAULT_PLAN, FORMATS, SHAPES
 from load.bench.timing import FULL, Scale
-from load.options import Options, load_as_served, model_folder
+from load.options import Options, load_as_served, model_folder, release_memory
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.startup import devices
@@ -54,19 +53,18 @@ class PartResult:
 class Bench:
     """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
 
-    `shape` names one with random weights, quantized in the format `form` if it is given; without it, the model of
-    `options` is measured. `settings`: further ones of the engine.
+    Random weights are quantized in the format `form` if it is given. `settings`: further ones of the engine.
     """
 
     def __init__(
         self,
-        shape: str | None,
         options: Options,
         budget: Budget,
         scale: Scale = FULL,
         form: str | None = None,
         **settings: Any,
     ) -> None:
+        shape = options.shape
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
         self.options = options
         self.settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
@@ -148,6 +146,4 @@ class Bench:
     def release(self) -> None:
         """Free all memory that is not in use; the engine's too, unless something else refers to it."""
         self._engine = None
-        gc.collect()
-        if self._on_cuda:
-            torch.cuda.empty_cache()
+        release_memory()

@@ -135,7 +135,9 @@ def count_blocks(
 
 def process_bytes(device: torch.device, shared: int) -> int:
     """Bytes of a GPU that this process takes, besides `shared` ones: its context, kernels, graphs and buffers. What
-    other processes take is not told apart, so there is a bound."""
+    other processes take is not told apart, so there is a bound. 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
     free, total = torch.cuda.mem_get_info(device)
     return min(OWN, int(total) - int(free) - shared)
 

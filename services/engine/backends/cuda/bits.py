@@ -15,7 +15,7 @@ from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.request_state import RequestState
-from services.engine.spec import DecoderSpec
+from services.engine.spec import AttentionSpec
 from services.requests import SamplingParams
 
 BLOCK_SIZE = 16
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionBits:
-    """Attention of requests with random keys and values, which have one token each, in layers of `part`."""
+    """Attention of requests with random keys and values, which have one token each."""
 
-    part: DecoderSpec
+    part: AttentionSpec
     tiles: Tiles
     dtype: torch.dtype
     multiprocessors: int
@@ -60,10 +60,11 @@ class AttentionBits:
         several merges them."""
         part, (batch, qkv, keys, values) = self.part, self.drawn()
         programs = tiles.resident * self.multiprocessors
-        items = plan(batch, part.queries_per_kv, part.kv_heads, tiles, programs, partial_rows)
+        items = plan(batch, part, tiles, programs, partial_rows)
         partials = Partials.make(max(1, partial_rows), part.kv_heads, part.head_dim, self.device)
-        work = send(batch, items, self.device).work
-        return attend(qkv, keys, values, work, partials, part.scaling, tiles, self.multiprocessors)
+        (work,) = send(batch, [items], self.device).work
+        sinks = torch.ones(part.heads, device=self.device) if part.sinks else None
+        return attend(qkv, keys, values, work, partials, part, tiles, self.multiprocessors, sinks)
 
 
 def settle_attention(bits: AttentionBits, planner: Planner) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 
 import torch
 from triton.runtime.errors import OutOfResources
 
+from services.engine.backends.cuda.kernels.experts import Routes, sort
 from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
 from services.engine.families.decoder_weights import Linear
 
@@ -20,7 +22,7 @@ ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of input
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, torch.dtype, torch.dtype]  # outputs, inputs, dtypes of operands and result
+Shape = tuple[int, int, int, torch.dtype, torch.dtype]  # experts or 0, outputs, inputs, dtypes of operands and result
 
 
 class Products:
@@ -42,7 +44,7 @@ class Products:
         shape = _shape(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
-            out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
+            out = torch.empty(rows, shape[1], dtype=dtype, device=x.device)
         if linear.bias is None:
             for count in self._library.get(shape, ()):
                 while rows - begin >= count if count in SLABS else rows - begin == count:
@@ -52,19 +54,43 @@ class Products:
             multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
         return out
 
+    def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of x times the weights of the experts that `routes` name, see `multiply`: [places, outputs] in
+        `dtype`."""
+        shape, places = _shape(linear, x.dtype, dtype), len(routes.places)
+        tile = self._tile(shape, -(-places // len(routes.ends)))
+        return multiply(x, linear, dtype, tile, routes=routes)
+
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
         shape = _shape(linear, x.dtype, dtype)
-        anchor = ANCHOR if x.dtype.itemsize <= 2 else PLAIN
-        expected = multiply(x, linear, dtype, anchor)
+        expected = self._settle_tiles(shape, len(x), lambda rows, tile: multiply(x[:rows], linear, dtype, tile))
+        counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
+        self._library[shape] = tuple(counts)
+        return _hash(expected)
+
+    def settle_experts(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
+        """`settle` for the weights of experts, to which rows of x go in turn."""
+        experts = linear.weight.shape[0]
+        turns = (torch.arange(len(x), device=x.device) % experts).int()[:, None]
+
+        def way(rows: int, tile: Tile) -> torch.Tensor:
+            return multiply(x[:rows], linear, dtype, tile, routes=sort(turns[:rows], experts))
+
+        return _hash(self._settle_tiles(_shape(linear, x.dtype, dtype), len(x), way))
+
+    def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
+        """Refuse the tiles that change what `way` computes of so many rows. Returns that of the `most` rows."""
+        anchor = ANCHOR if shape[3].itemsize <= 2 else PLAIN
+        expected = way(most, anchor)
         refused = set()
-        for step in steps(shape[0], x.dtype):
-            for rows in {step.least, min(step.most, len(x))}:
+        for step in steps(shape[1], shape[3]):
+            for rows in {step.least, min(step.most, most)}:
                 if step.tile in refused:
                     continue
                 try:
-                    found = multiply(x[:rows], linear, dtype, step.tile)
+                    found = way(rows, step.tile)
                 except OutOfResources as error:
                     refused.add(step.tile)
                     log.info("product %s: %s does not fit this GPU, not used: %s", shape, step.tile, error)
@@ -73,19 +99,19 @@ class Products:
                     refused.add(step.tile)
                     log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
         self._refused[shape] = frozenset(refused)
-        counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
-        self._library[shape] = tuple(counts)
-        return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
+        return expected
 
     def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
         """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
-        shape = _shape(linear, operands, dtype)
+        shape, device = _shape(linear, operands, dtype), linear.numbers.device
+        *experts, outputs, inputs = linear.weight.shape
         # hardly ever are so many logits computed at once
         counts = self._library.get(shape, ()) if operands == dtype else ()
-        x = torch.zeros(max((1, *counts)), shape[1], dtype=operands, device=linear.numbers.device)
-        out = torch.empty(len(x), shape[0], dtype=dtype, device=x.device)
-        for step in steps(shape[0], operands):
-            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1])
+        x = torch.zeros(max((1, *counts)), inputs, dtype=operands, device=device)
+        out = torch.empty(len(x), outputs, dtype=dtype, device=device)
+        routes = sort(torch.zeros(1, 1, dtype=torch.int32, device=device), experts[0]) if experts else None
+        for step in steps(outputs, operands):
+            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes)
         for count in counts:
             library_product(x[:count], linear, out[:count])
 
@@ -103,7 +129,7 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        tile = next(step.tile for step in steps(shape[0], shape[2]) if rows <= step.most)
+        tile = next(step.tile for step in steps(shape[1], shape[3]) if rows <= step.most)
         return ANCHOR if tile in self._refused.get(shape, ()) else tile
 
 
@@ -117,5 +143,9 @@ def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
 
 
 def _shape(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
-    outputs, inputs = linear.weight.shape
-    return outputs, inputs, operands, result
+    *experts, outputs, inputs = linear.weight.shape
+    return (experts or [0])[0], outputs, inputs, operands, result
+
+
+def _hash(numbers: torch.Tensor) -> bytes:
+    return hashlib.sha256(numbers.view(torch.uint8).cpu().numpy().tobytes()).digest()

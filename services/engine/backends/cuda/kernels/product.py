@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.experts import Routes
 from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
 
@@ -74,24 +75,41 @@ def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
 
 
 def multiply(
-    x: torch.Tensor, linear: Linear, dtype: torch.dtype, tile: Tile, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    linear: Linear,
+    dtype: torch.dtype,
+    tile: Tile,
+    out: torch.Tensor | None = None,
+    routes: Routes | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given."""
-    rows, inputs = x.shape
-    outputs = linear.weight.shape[0]
+    given.
+
+    With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
+    expert's: [places, outputs]. x has a row for each place, or for each token."""
+    rows = len(x) if routes is None else len(routes.places)
+    outputs, inputs = linear.weight.shape[-2:]
+    experts, tiles = 1, triton.cdiv(rows, tile.rows)
+    if routes:  # the host does not know how many rows each expert has: the tiles that there may be
+        experts = len(routes.ends)
+        tiles = min(rows, tiles + min(rows, experts))
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
     if rows:
-        _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
+        _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
             linear.numbers,
             linear.bias,
+            routes and routes.places,
+            routes and routes.ends,
             rows,
             inputs,
             outputs,
+            EXPERTS=experts,
+            EXPERTS_BLOCK=triton.next_power_of_2(experts),
+            CHOSEN=rows // len(x),
             EVEN=inputs % tile.depth == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
@@ -105,15 +123,34 @@ def multiply(
     return out
 
 
+@triton.jit
+def _tile_of_expert(tile, ends, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Of all experts' tiles of rows, the expert of this one, and the first and the end of its rows among all sorted
+    places. Behind the last tile there are no rows."""
+    number = tl.arange(0, EXPERTS_BLOCK)
+    end = tl.load(ends + number, number < EXPERTS, 0)
+    begin = tl.load(ends + number - 1, (number > 0) & (number < EXPERTS), 0)
+    tiles = tl.cdiv(end - begin, ROWS)
+    end_tile = tl.cumsum(tiles, 0)
+    this = number == tl.sum((end_tile <= tile).to(tl.int32))
+    first = tl.sum(tl.where(this, begin + (tile - end_tile + tiles) * ROWS, 0))
+    return tl.sum(tl.where(this, number, 0)), first, tl.sum(tl.where(this, end, 0))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _multiply(
     out,
     x,
     weight,
     bias,
+    places,
+    ends,
     rows,
     inputs,
     outputs,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -124,12 +161,23 @@ def _multiply(
 ):
     across = tl.cdiv(outputs, COLUMNS)
     first = tl.program_id(0) // (GROUP * across) * GROUP
-    height = tl.minimum(tl.cdiv(rows, ROWS) - first, GROUP)
+    height = tl.minimum(tl.num_programs(0) // across - first, GROUP)
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    x_row = x + (row % rows).to(tl.int64) * inputs
+    end_row, end_depth, row_of_x = rows, inputs, row % rows
+    if ends is not None:
+        wait(EARLY)
+        expert, first_row, end_row = _tile_of_expert(first + within % height, ends, EXPERTS, EXPERTS_BLOCK, ROWS)
+        row = first_row + tl.arange(0, ROWS)
+        end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
+        place = tl.load(places + row, row < end_row, 0)
+        row_of_x = place // CHOSEN
+        weight += expert.to(tl.int64) * outputs * inputs
+        if bias is not None:
+            bias += expert * outputs
+    x_row = x + row_of_x.to(tl.int64) * inputs
     weight_row = weight + (column % outputs).to(tl.int64) * inputs
     wait(EARLY)
     if SWAPPED:
@@ -138,11 +186,11 @@ def _multiply(
     else:
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, inputs, DEPTH):
+    for begin in range(0, end_depth, DEPTH):
         if EVEN and not SWAPPED:
             a, b = tl.load(left + begin), tl.load(right + begin)
         elif EVEN:
-            a, b = tl.load(left + begin), tl.load(right + begin, (row < rows)[None, :], 0.0)
+            a, b = tl.load(left + begin), tl.load(right + begin, (row < end_row)[None, :], 0.0)
         else:
             inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)
@@ -152,5 +200,8 @@ def _multiply(
         total = tl.trans(total)
     if bias is not None:
         total += tl.load(bias + column % outputs).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < outputs)[None, :])
+    to_row = row
+    if ends is not None:
+        to_row = place
+    to = out + to_row.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), (row < end_row)[:, None] & (column < outputs)[None, :])

@@ -23,6 +23,7 @@ from services.engine.batch.buffers import Allocate
 from services.engine.batch.kv_cache import KVCache
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
+from services.engine.families.registry import FAMILIES as FAST
 from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken
@@ -44,7 +45,12 @@ def make_jobs(**sampling: object) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "smollm3", "phi3", "glm", "gpt2"])
+# together they have everything that a family can ask of a layer
+FAMILIES = ["qwen3", "smollm3", "glm", "gpt2", "gemma2", "cohere2", "olmo3", "gpt_oss", "qwen2_moe"]
+MORE = sorted({*FAST, *FAMILIES} - {*FAMILIES})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.full) for family in MORE)])
 def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
     """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
@@ -82,11 +88,12 @@ def test_a_decoder_in_memory_that_outlives_its_process(
     assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
 
-def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.full)])
+def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
-    engine = make_engine(tiny_model("llama"), 16)
+    engine = make_engine(tiny_model(family), 16)
     alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
-    other = make_engine(tiny_model("llama"), 8)
+    other = make_engine(tiny_model(family), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
 
