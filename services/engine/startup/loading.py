@@ -124,7 +124,7 @@ def open_model(
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
         folder = source
-        stored = executes_as_stored(settings)
+        stored = settings.weights == "auto"
         source = open_folder(folder, stored) if spec.both_ways else open_fitted(folder, settings.cache_dir, stored)
         weights = open_weights(spec, source, partition)
         if pooling := pooling_of(folder):
@@ -158,17 +158,11 @@ def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -
     if settings.weights != "auto":
         why = f"--weights {settings.weights}"
     elif not decoder.as_stored:
-        on_cpu = devices.choose_device(settings).type == "cpu"
-        why = "transformers' layers execute numbers" if on_cpu else "the GPU's kernels execute numbers"
+        why = "transformers' layers execute numbers"
     elif any(size % GROUP_STEP for size in sizes):
         why = f"groups that are no multiple of {GROUP_STEP} are not executed"
     as_stored = (name for name, stored in names.items() if stored)
     return describe_kept(quantization, as_stored, names, why, kept, decoder.memory)
-
-
-def executes_as_stored(settings: EngineSettings) -> bool:
-    """Whether the fast path keeps weights as the checkpoint stores them."""
-    return settings.weights == "auto" and devices.choose_device(settings).type == "cpu"
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:

@@ -35,13 +35,13 @@ class CudaDecoder(RankDecoder):
         super().__init__(setup.spec, layout, setup.device)
         self.backend = "triton"
         self.weight_dtype = self.cache_dtype = setup.dtype
-        self.weight_bytes = setup.dtype.itemsize
         self.kernels = CudaLayers(setup, self._part, layout)
+        self.weight_bytes = self.kernels.weight_bytes
         self.plan = Planner(self._part, setup.tiles, self.kernels.programs, self.kernels.partial_rows)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
-        self.as_stored: Mapping[str, bool] = {}
+        self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
             attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.programs, setup.device)

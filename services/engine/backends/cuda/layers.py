@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.engine.backends.cuda.coded import CodedLinear, encode
 from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate
 from services.engine.backends.cuda.kernels.attention import Partials, attend
@@ -14,12 +15,13 @@ from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.plan import Tiles
-from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.backends.cuda.products import SLABS, Products, Shape, shape_of
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec
 from services.engine.weights.description import tensor_bytes
+from services.engine.weights.quantized import QuantizedWeight
 
 PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half a million positions in one batch
 
@@ -51,9 +53,11 @@ class CudaLayers:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
+        self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
         self._layers = [self._on_device(weights.layer(i)) for i in layers]
-        self._embedding = self._table(weights.embedding()) if layout.is_first else None
-        self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
+        self._embedding = self._table(weights.embedding(), weights.embedding_name) if layout.is_first else None
+        has_positions = layout.is_first and not part.rotary
+        self._positions = self._table(weights.positions(), weights.positions_name) if has_positions else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
         table = None
@@ -61,6 +65,12 @@ class CudaLayers:
             table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
         self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
+        output = self._layers[0].output
+        self.weight_bytes = (
+            tensor_bytes(output.codes) / output.weight.numel()
+            if isinstance(output, CodedLinear)
+            else setup.dtype.itemsize
+        )
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
         )
@@ -129,11 +139,11 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
-        shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
+        shapes: dict[Shape, tuple[Linear, torch.dtype]] = {}
         for layer in self._layers:
             for linear in (layer.qkv, layer.output, layer.up, layer.down):
                 if linear:
-                    shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
+                    shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
         products = list(shapes.values())
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
@@ -155,16 +165,23 @@ class CudaLayers:
             down=self._linear(layer.down) if layer.down else None,
         )
 
-    def _table(self, table: Table) -> Table:
+    def _table(self, table: Table, name: str) -> Table:
+        self.as_stored.setdefault(name, False)
         return Table(self._matrix(Linear(table.rows).numbers), table.first)
 
     def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
-        """The product that gives logits. If it is the embedding, one tensor is both."""
-        if weights.head_is_embedding and self._embedding is not None:
+        """The product that gives logits. If it is the embedding, one tensor is both, unless codes are: of these few are
+        looked up, but all are multiplied by."""
+        if weights.head_is_embedding and self._embedding and weights.vocabulary_name not in weights.groups:
             return Linear(self._embedding.rows)
         return weights.vocabulary()
 
     def _linear(self, linear: Linear) -> Linear:
+        """On the device: with the codes of a quantized weight, where kernels give its numbers, else with numbers."""
+        found = encode(linear, self._device) if isinstance(linear.weight, QuantizedWeight) else None
+        self.as_stored |= dict.fromkeys(linear.names, found is not None)
+        if found:
+            return found
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
 
     def _norm(self, norm: Linear) -> Linear:

@@ -7,7 +7,8 @@ import logging
 
 import torch
 
-from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
+from services.engine.backends.cuda.coded import CodedLinear, Coding
+from services.engine.backends.cuda.kernels.product import Tile, anchor, multiply, steps
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
@@ -17,13 +18,14 @@ ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of input
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, torch.dtype, torch.dtype]  # outputs, inputs, dtypes of operands and result
+# outputs, inputs, dtypes of operands and result, and what codes are
+Shape = tuple[int, int, torch.dtype, torch.dtype, Coding | None]
 
 
 class Products:
     """Multiplies by weights with float32 sums in ascending order of the inputs, so a row's bits depend on it alone.
 
-    A way is used for a shape once `settle` has compared its bits with those of ANCHOR; until then only tiles are.
+    A way is used for a shape once `settle` has compared its bits with those of `anchor`; until then only tiles are.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class Products:
         """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
         `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
         backends/cpu/kernels/layers.h."""
-        shape = _shape(linear, x.dtype, dtype)
+        shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
             out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
@@ -52,16 +54,16 @@ class Products:
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
-        shape = _shape(linear, x.dtype, dtype)
-        anchor = ANCHOR if x.dtype.itemsize <= 2 else PLAIN
-        expected = multiply(x, linear, dtype, anchor)
+        shape = shape_of(linear, x.dtype, dtype)
+        first = anchor(x.dtype, shape[4] is not None)
+        expected = multiply(x, linear, dtype, first)
         refused = set()
-        for step in steps(shape[0], x.dtype):
+        for step in steps(shape[0], x.dtype, shape[4] is not None):
             for rows in {step.least, min(step.most, len(x))}:
                 found = multiply(x[:rows], linear, dtype, step.tile)
                 if not torch.equal(found, expected[:rows]):
                     refused.add(step.tile)
-                    log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
+                    log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, first, rows)
         self._refused[shape] = frozenset(refused)
         self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
         return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
@@ -69,7 +71,9 @@ class Products:
     def _keeps_bits(self, slab: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
-        if linear.bias is not None or x.dtype.itemsize > 2 or outputs % ALIGNED or inputs % ALIGNED:
+        if isinstance(linear, CodedLinear) or linear.bias is not None or x.dtype.itemsize > 2:
+            return False
+        if outputs % ALIGNED or inputs % ALIGNED:
             return False
         out = torch.empty(slab, outputs, dtype=expected.dtype, device=x.device)
         for begin in {0, len(x) - slab}:
@@ -80,8 +84,9 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        tile = next(step.tile for step in steps(shape[0], shape[2]) if rows <= step.most)
-        return ANCHOR if tile in self._refused.get(shape, ()) else tile
+        codes = shape[4] is not None
+        tile = next(step.tile for step in steps(shape[0], shape[2], codes) if rows <= step.most)
+        return anchor(shape[2], codes) if tile in self._refused.get(shape, ()) else tile
 
 
 def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
@@ -93,6 +98,8 @@ def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
         torch.mm(x, weight, out_dtype=out.dtype, out=out)
 
 
-def _shape(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
+def shape_of(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
+    """What a product's ways, and their bits, depend on."""
     outputs, inputs = linear.weight.shape
-    return outputs, inputs, operands, result
+    coding = linear.codes.coding if isinstance(linear, CodedLinear) else None
+    return outputs, inputs, operands, result, coding

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.coded import CodedLinear
+from services.engine.backends.cuda.kernels.codes import sum_of_codes
 from services.engine.families.decoder_weights import Linear
 
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
@@ -25,7 +27,7 @@ class Tile:
 
     rows: int  # of x
     outputs: int
-    depth: int  # inputs read at once
+    depth: int  # inputs read at once; of codes, their layout says how many
     warps: int
     stages: int  # steps of `depth` in flight
     swapped: bool = False
@@ -49,6 +51,19 @@ TILES = (
 )
 
 
+# For codes, which are always the left operand.
+CODES_ANCHOR = Tile(rows=16, outputs=64, depth=0, warps=4, stages=4, swapped=True)
+CODES_TILES = (
+    (16, 0, CODES_ANCHOR),
+    (32, 0, Tile(rows=32, outputs=64, depth=0, warps=4, stages=4, swapped=True)),
+    (64, 0, Tile(rows=64, outputs=64, depth=0, warps=4, stages=3, swapped=True)),
+    (128, 0, Tile(rows=128, outputs=64, depth=0, warps=4, stages=2, swapped=True)),
+    (MANY, 0, Tile(rows=128, outputs=128, depth=0, warps=8, stages=2, swapped=True)),
+)
+LOOKED_UP = 2  # more stages: those in which entries of tables are loaded, once their numbers are there
+CODES_PLAIN = Tile(rows=32, outputs=32, depth=0, warps=4, stages=2, swapped=True)  # float32
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """`tile` is for so many rows."""
@@ -58,11 +73,20 @@ class Step:
     tile: Tile
 
 
-def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
-    """The tiles of a product with so many outputs, whose operands are `dtype`, by the number of rows."""
+def anchor(dtype: torch.dtype, codes: bool = False) -> Tile:
+    """The tile whose bits are those of every other way, for these operands."""
     if dtype.itemsize > 2:
-        return [Step(1, MANY, PLAIN)]
-    fitting = [(most, tile) for most, widest, tile in TILES if not widest or outputs <= widest]
+        return CODES_PLAIN if codes else PLAIN
+    return CODES_ANCHOR if codes else ANCHOR
+
+
+def steps(outputs: int, dtype: torch.dtype, codes: bool = False) -> list[Step]:
+    """The tiles of a product with so many outputs, whose operands are `dtype`, by the number of rows. `codes`: of a
+    CodedLinear."""
+    if dtype.itemsize > 2:
+        return [Step(1, MANY, anchor(dtype, codes))]
+    tiles = CODES_TILES if codes else TILES
+    fitting = [(most, tile) for most, widest, tile in tiles if not widest or outputs <= widest]
     first = dict(reversed(fitting))  # of two for the same rows, the one that comes first
     ends = [0, *sorted(first)]
     return [Step(least + 1, most, first[most]) for least, most in pairwise(ends)]
@@ -78,11 +102,15 @@ def multiply(
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
+    codes = linear.codes if isinstance(linear, CodedLinear) else None
+    assert tile.swapped or not codes, tile
     if rows:
         _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
-            linear.numbers,
+            codes.words if codes else linear.numbers,
+            codes and codes.factors,
+            codes and codes.table,
             linear.bias,
             rows,
             INPUTS=inputs,
@@ -92,8 +120,9 @@ def multiply(
             DEPTH=tile.depth,
             SWAPPED=tile.swapped,
             GROUP=GROUP,
+            CODING=codes and codes.coding,
             num_warps=tile.warps,
-            num_stages=tile.stages,
+            num_stages=tile.stages + (LOOKED_UP if codes and codes.coding.scales == "table" else 0),
         )
     return out
 
@@ -103,6 +132,8 @@ def _multiply(
     out,
     x,
     weight,
+    factors,
+    table,
     bias,
     rows,
     INPUTS: tl.constexpr,
@@ -112,6 +143,7 @@ def _multiply(
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
     GROUP: tl.constexpr,
+    CODING: tl.constexpr,
 ):
     across: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     first = tl.program_id(0) // (GROUP * across) * GROUP
@@ -119,9 +151,37 @@ def _multiply(
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    depth = tl.arange(0, DEPTH)
     x_row = x + (row % rows).to(tl.int64) * INPUTS
-    weight_row = weight + (column % OUTPUTS).to(tl.int64) * INPUTS
+    if CODING is None:
+        weight_row = weight + (column % OUTPUTS).to(tl.int64) * INPUTS
+        total = _sum(x_row, weight_row, INPUTS, ROWS, COLUMNS, DEPTH, SWAPPED)
+    else:
+        words_row = weight + (column % OUTPUTS).to(tl.int64) * (
+            (INPUTS + CODING.step - 1) // CODING.step * CODING.plane
+        )
+        total = sum_of_codes(
+            x_row, words_row, factors + column % OUTPUTS, table, INPUTS, OUTPUTS, ROWS, COLUMNS, CODING
+        )
+    if SWAPPED:
+        total = tl.trans(total)
+    if bias is not None:
+        total += tl.load(bias + column % OUTPUTS).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < OUTPUTS)[None, :])
+
+
+@triton.jit
+def _sum(
+    x_row,
+    weight_row,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SWAPPED: tl.constexpr,
+):
+    """Float32 sums [ROWS, COLUMNS] over the inputs in ascending order, or [COLUMNS, ROWS]. Takes pointers to rows."""
+    depth = tl.arange(0, DEPTH)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
         total = tl.zeros((COLUMNS, ROWS), tl.float32)
@@ -136,9 +196,4 @@ def _multiply(
         else:
             a, b = tl.load(left + begin), tl.load(right + begin)
         total = tl.dot(a, b, total, input_precision="ieee")
-    if SWAPPED:
-        total = tl.trans(total)
-    if bias is not None:
-        total += tl.load(bias + column % OUTPUTS).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < OUTPUTS)[None, :])
+    return total

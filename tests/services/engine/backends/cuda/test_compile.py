@@ -19,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from services.engine.backends.cuda.coded import CodedLinear, CodedWeight, Coding
 from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, norm, product
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
 from services.engine.families.decoder_weights import Linear, Table
@@ -189,6 +190,46 @@ def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, mon
         assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
         assert instructions, tile
         assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
+
+
+# what most checkpoints have: GPTQ, AWQ, FP8 by output and of blocks, MXFP4, NVFP4, Q8_0, Q4_K, Q6_K
+CODINGS = {
+    "gptq": Coding(4, 32, 2, "integers", "halves", "middle", False),
+    "awq": Coding(4, 32, 2, "integers", "halves", "zeros", False),
+    "fp8": Coding(8, 32, 1, "e4m3", "floats", "middle", True),
+    "fp8 of blocks": Coding(8, 32, 1, "e4m3", "floats", "middle", False),
+    "mxfp4": Coding(4, 32, 8, "e2m1", "exponents", "middle", False),
+    "nvfp4": Coding(4, 16, 8, "e2m1", "table", "middle", False),
+    "Q8_0": Coding(8, 32, 4, "integers", "halves", "middle", False),
+    "Q4_K": Coding(4, 32, 8, "integers", "supers", "offsets", False),
+    "Q6_K": Coding(8, 16, 4, "integers", "supers", "middle", False),
+}
+
+
+def by_codes(coding: Coding, outputs: int, inputs: int) -> CodedLinear:
+    steps = inputs // coding.step
+    factors = i32(1 if coding.once else steps, coding.factor_words, outputs)
+    codes = CodedWeight(i32(outputs, steps * coding.plane), factors, f32(256), coding)
+    return CodedLinear(bf16(outputs, inputs), codes=codes)
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_tiles_of_products_by_codes(name: str, made: list[Any], tmp_path: Path) -> None:
+    """On the widest matrix instructions, with codes that are copied 16 bytes at once and widened in registers; nothing
+    is spilled. With `-s` a table is printed."""
+    product._multiply.kernel.device_caches.clear()
+    tiles = [tile for _, _, tile in product.CODES_TILES]
+    for tile in tiles if name in ("awq", "fp8") else tiles[:1]:
+        made.clear()
+        product.multiply(bf16(9, 4096), by_codes(CODINGS[name], 6144, 4096), torch.bfloat16, tile)
+        used, ptx = usage(made[0], tmp_path) | {"SHARED": made[0].metadata.shared}, made[0].asm["ptx"]
+        print(f"{name}: {tile}: {used}")
+        assert used["STACK"] == 0, (tile, used)
+        assert used["REG"] <= 255, (tile, used)
+        assert used["SHARED"] <= SHARED[90] * 1024, (tile, used)
+        assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+        # four registers have a tile's left operand
+        assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.rows}k16[\w.]*\s+\{{[^}}]*\}}, \{{", ptx), tile
 
 
 def test_products_in_float32(made: list[Any], tmp_path: Path) -> None:
