@@ -10,15 +10,18 @@ import pytest
 import torch
 from driver import Driver, Job
 from family_check import generate
-from interpreted import CPU, make_engine, make_setup
+from interpreted import CPU, make, make_engine, make_setup
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
-from services.engine.parallel.layout import Partition
+from services.engine.families.config import load_config
+from services.engine.parallel.layout import Partition, RowRange
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
+from services.engine.weights.quantized import GroupFormat, Values, Weight
+from services.engine.weights.random_tensors import RandomTensors
 from services.requests import SamplingParams
 
 
@@ -35,6 +38,46 @@ def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], P
     """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
     assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
+
+
+class Widened(RandomTensors):
+    """The same weights as numbers."""
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        found = super().weight(name, rows, columns)
+        return found if isinstance(found, torch.Tensor) else found.dequantize().to(self._dtype)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        GroupFormat(4, 32),
+        *(
+            pytest.param(form, marks=pytest.mark.full)
+            for form in (GroupFormat(8, 64), GroupFormat(8, 64, Values.E4M3), GroupFormat(4, 16, Values.E2M1))
+        ),
+    ],
+)
+def test_weights_as_stored_give_the_bits_of_the_widened_ones(
+    form: GroupFormat, tiny_model: Callable[[str], Path]
+) -> None:
+    """All products but the router's, biases and norms, and the vocabulary's too."""
+    folder = tiny_model("llama")
+    config = load_config(folder)
+    found = []
+    for kind in (RandomTensors, Widened):
+        tensors = kind(config, torch.bfloat16, CPU)
+        tensors.groups = dict.fromkeys((name for name in tensors.names if "norm" not in name), form)
+        setup = make_setup(folder, Partition(), tensors)
+        decoder = CudaDecoder(setup)
+        products = {name for name in tensors.groups if "embed" not in name}
+        assert {name for name, stored in decoder.as_stored.items() if stored} == (
+            products if kind is RandomTensors else set()
+        )
+        jobs = Driver(make(decoder, setup.spec, 8)).run(make_jobs(temperature=0.0, logprobs=3))
+        found.append(([(job.output, job.logprobs) for job in jobs], decoder.memory))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] < found[1][1]
 
 
 def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:

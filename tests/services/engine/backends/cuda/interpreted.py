@@ -19,6 +19,7 @@ from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
 from services.engine.spec import DecoderSpec
+from services.engine.weights.tensors import Tensors
 from services.messages import EngineFigures
 
 CPU = torch.device("cpu")
@@ -36,10 +37,10 @@ def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     return make(CudaDecoder(setup, layout), setup.spec, choose_block_size(settings))
 
 
-def make_setup(folder: Path, partition: Partition) -> CudaSetup:
+def make_setup(folder: Path, partition: Partition, tensors: Tensors | None = None) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
-    weights = open_weights(spec, folder, partition)
+    weights = open_weights(spec, tensors or folder, partition)
     tiles = Tiles(rows=16, keys=16, split=32)
     return CudaSetup(spec, weights, torch.float32, CPU, 256, tiles)
 
