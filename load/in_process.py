@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from load.recording import Recording
 from load.reference.pool import ReferencePool
 from load.trace import Answer, Request, Run, run_trace
 from services.loop.clock import RealClock
@@ -32,6 +31,9 @@ from services.metrics import Counters
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+
+if TYPE_CHECKING:
+    from load.recording import Recording  # needs orjson, which a machine for benches may lack
 
 GATEWAY = "in process"
 LEASE = 60.0

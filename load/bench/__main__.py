@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from load.report import machine, table
 
 LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
+TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
 TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py")
 
@@ -49,6 +51,8 @@ def models(bench: Bench) -> PartResult:
     bench.release()
     tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
     told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
+    if find_spec("xdist"):  # most of the time kernels are compiled
+        told += ["-n", str(min(TESTERS, os.cpu_count() or 1))]
     ran = subprocess.run([sys.executable, "-m", "pytest", *told, *tests], capture_output=True, text=True)
     outcomes = [line for line in ran.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))]
     if ran.returncode:

@@ -100,11 +100,13 @@ class CudaLayers:
         all_reduce = all_reduce or _unchanged
         change = None
         kept = self._cache
-        for layer, rotary, keys, values in zip(self._layers, self._rotary, kept.keys, kept.values, strict=True):
+        following = [*(layer.qkv for layer in self._layers[1:]), self._vocabulary]
+        layers = zip(self._layers, following, self._rotary, kept.keys, kept.values, strict=True)
+        for layer, after, rotary, keys, values in layers:
             assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
             assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
-            qkv = product(normed, layer.qkv, dtype)
+            qkv = product(normed, layer.qkv, dtype, after=layer.output)
             place(
                 qkv,
                 inputs.positions,
@@ -117,11 +119,12 @@ class CudaLayers:
                 part.epsilon,
             )
             attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
-            change = all_reduce(product(attended, layer.output, dtype))
+            change = all_reduce(product(attended, layer.output, dtype, after=layer.up))
             assert layer.up, "the spec has no experts"
             assert layer.down, "the spec has no experts"
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
-            change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
+            up = activate(product(normed, layer.up, dtype, after=layer.down), part.gated)
+            change = all_reduce(product(up, layer.down, dtype, after=after))
         assert change is not None, "a part has layers"
         return change
 

@@ -12,8 +12,10 @@ from services.engine.backends.cuda.kernels.product import Tile, anchor, multiply
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
-# these numbers only, for which its bits were compared; a tile computes what is left.
+# these numbers only, for which its bits were compared; a tile computes what is left. Many rows are cut into SLABS.
+# The others, of iterations with so many increments, are taken whole: to cut them would read the weights twice.
 SLABS = (2048, 1024, 512)
+WHOLE = (256, 224, 192, 160, 128)
 ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
 
 log = logging.getLogger(__name__)
@@ -29,26 +31,31 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._slabs: dict[Shape, tuple[int, ...]] = {}
+        self._library: dict[Shape, tuple[int, ...]] = {}  # numbers of rows
         self._refused: dict[Shape, frozenset[Tile]] = {}
 
     def __call__(
-        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+        after: Linear | None = None,
     ) -> torch.Tensor:
         """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
-        `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
-        backends/cpu/kernels/layers.h."""
+        `out` if it is given. `after` is the product that comes next. An adapter (LoRA) would add its rows' B(Ax) to the
+        result here, and in `Product` of backends/cpu/kernels/layers.h."""
         shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
             out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
         if linear.bias is None:
-            for slab in self._slabs.get(shape, ()):
-                while rows - begin >= slab:
-                    library_product(x[begin : begin + slab], linear, out[begin : begin + slab])
-                    begin += slab
+            for count in self._library.get(shape, ()):
+                while rows - begin >= count if count in SLABS else rows - begin == count:
+                    library_product(x[begin : begin + count], linear, out[begin : begin + count])
+                    begin += count
         if begin < rows:
-            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
+            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:], after)
         return out
 
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
@@ -65,21 +72,22 @@ class Products:
                     refused.add(step.tile)
                     log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, first, rows)
         self._refused[shape] = frozenset(refused)
-        self._slabs[shape] = tuple(slab for slab in SLABS if self._keeps_bits(slab, linear, x, expected))
+        counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
+        self._library[shape] = tuple(counts)
         return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
 
-    def _keeps_bits(self, slab: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
+    def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
         if isinstance(linear, CodedLinear) or linear.bias is not None or x.dtype.itemsize > 2:
             return False
         if outputs % ALIGNED or inputs % ALIGNED:
             return False
-        out = torch.empty(slab, outputs, dtype=expected.dtype, device=x.device)
-        for begin in {0, len(x) - slab}:
-            library_product(x[begin : begin + slab], linear, out)
-            if not torch.equal(out, expected[begin : begin + slab]):
-                log.warning("product %s: the library's differs at %d rows, not used", tuple(linear.weight.shape), slab)
+        out = torch.empty(count, outputs, dtype=expected.dtype, device=x.device)
+        for begin in {0, len(x) - count}:
+            library_product(x[begin : begin + count], linear, out)
+            if not torch.equal(out, expected[begin : begin + count]):
+                log.warning("product %s: the library's differs at %d rows, not used", tuple(linear.weight.shape), count)
                 return False
         return True
 

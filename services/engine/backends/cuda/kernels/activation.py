@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
+
 BLOCK = 1024
 
 
@@ -15,12 +17,14 @@ def activate(up: torch.Tensor, gated: bool) -> torch.Tensor:
     tokens, columns = up.shape
     width = columns // 2 if gated else columns
     out = torch.empty(tokens, width, dtype=up.dtype, device=up.device)
-    _activate[(tokens, triton.cdiv(width, BLOCK))](out, up, WIDTH=width, GATED=gated, BLOCK=BLOCK, num_warps=4)
+    grid = tokens, triton.cdiv(width, BLOCK)
+    _activate[grid](out, up, WIDTH=width, GATED=gated, BLOCK=BLOCK, num_warps=4, **early(up.device))
     return out
 
 
 @triton.jit
-def _activate(out, up, WIDTH: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+def _activate(out, up, WIDTH: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -16,11 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
 
 LOG2_E = 1.4426950408889634
 # Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
-STAGES = 5
+STAGES, WARPS = 5, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ def attend(
         KEYS=tiles.keys,
         SPLIT=tiles.split,
         FIELDS=FIELDS,
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=STAGES,
+        **early(qkv.device),
     )
     return out
 
@@ -188,7 +190,9 @@ def _attend(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     FIELDS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     column = tl.arange(0, DIM_BLOCK)[None, :]
     programs = tl.num_programs(0)

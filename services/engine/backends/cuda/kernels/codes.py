@@ -10,19 +10,21 @@ import triton.language as tl
 @triton.jit
 def sum_of_codes(
     x_row,
+    there,
     words_row,
     factors,
     table,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    inputs,
+    outputs,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
 ):
     """Float32 sums [COLUMNS, ROWS] over the inputs in ascending order, of weights rounded to bfloat16.
 
-    Takes pointers: to rows of x [ROWS], to rows of words and to the first factors of these outputs [COLUMNS], and to
-    the rest of a CodedWeight.
+    Takes pointers to rows of x [ROWS], and which of them are read; and pointers to rows of words and to the first
+    factors of these outputs [COLUMNS], of so many in all. `EVEN`: steps have no inputs behind the last one.
     """
     PLANES: tl.constexpr = C.planes
     depth = tl.arange(0, C.plane)
@@ -32,18 +34,18 @@ def sum_of_codes(
     unit = tl.load(table + tl.zeros((COLUMNS,), tl.int32)).to(tl.int32, bitcast=True)[:, None]
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     if C.once:
-        scale, offset = _factors(factors, table, 0, OUTPUTS, C)
-    for step in range(0, (INPUTS + C.step - 1) // C.step):
+        scale, offset = _factors(factors, table, outputs, 0, C)
+    for step in range(0, tl.cdiv(inputs, C.step)):
         word = tl.load(words_at + step * C.plane)
         for n in tl.static_range(PLANES):
             begin = step * C.step + n * C.plane
-            if INPUTS % C.step:
-                b = tl.load(x_at + begin, (depth < INPUTS - begin)[:, None], 0.0)
+            if EVEN:
+                b = tl.load(x_at + begin, there[None, :], 0.0)
             else:
-                b = tl.load(x_at + begin)
+                b = tl.load(x_at + begin, (depth < inputs - begin)[:, None] & there[None, :], 0.0)
             if (n * C.groups % PLANES == 0) and not C.once:
-                at = factors + step * (C.factor_words * OUTPUTS)
-                scale, offset = _factors(at, table, n * C.groups // PLANES, OUTPUTS, C)
+                at = factors + step * (C.factor_words * outputs)
+                scale, offset = _factors(at, table, outputs, n * C.groups // PLANES, C)
             weight = _weights(word, unit, scale, offset, n, C)
             total = tl.dot(weight.to(tl.bfloat16).to(b.dtype), b, total, input_precision="ieee")
     return total
@@ -75,42 +77,42 @@ def _weights(word, unit, scale, offset, N: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _factors(at, table, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, C: tl.constexpr):
+def _factors(at, table, outputs, GROUP: tl.constexpr, C: tl.constexpr):
     """The scale of this group of a step, and its zero or offset, in float32."""
-    scale = _factor(at, table, GROUP * C.scale_bits, C.super_bit, OUTPUTS, C) * C.times
+    scale = _factor(at, table, outputs, GROUP * C.scale_bits, C.super_bit, C) * C.times
     offset = scale
     if C.offsets != "middle":
         BIT: tl.constexpr = C.groups * C.scale_bits + GROUP * C.offset_bits
         if C.offsets == "zeros":
-            offset = (_field(at, BIT, 8, OUTPUTS) & 0xFF).to(tl.float32)
+            offset = (_field(at, outputs, BIT, 8) & 0xFF).to(tl.float32)
         else:
-            offset = _factor(at, table, BIT, C.super_bit + 16, OUTPUTS, C)
+            offset = _factor(at, table, outputs, BIT, C.super_bit + 16, C)
     return scale, offset
 
 
 @triton.jit
-def _factor(at, table, BIT: tl.constexpr, SUPER_BIT: tl.constexpr, OUTPUTS: tl.constexpr, C: tl.constexpr):
+def _factor(at, table, outputs, BIT: tl.constexpr, SUPER_BIT: tl.constexpr, C: tl.constexpr):
     """The factor whose integer begins at `BIT`; `SUPER_BIT`: where what multiplies it does, if something does."""
     if C.scales == "floats":
-        factor = _field(at, BIT, 32, OUTPUTS).to(tl.float32, bitcast=True)
+        factor = _field(at, outputs, BIT, 32).to(tl.float32, bitcast=True)
     elif C.scales == "halves":
-        factor = _half(at, BIT, OUTPUTS)
+        factor = _half(at, outputs, BIT)
     elif C.scales == "exponents":
-        factor = ((_field(at, BIT, 8, OUTPUTS) & 0xFF) << 23).to(tl.float32, bitcast=True)
+        factor = ((_field(at, outputs, BIT, 8) & 0xFF) << 23).to(tl.float32, bitcast=True)
     elif C.scales == "table":
-        factor = tl.load(table + (_field(at, BIT, 8, OUTPUTS) & 0xFF))
+        factor = tl.load(table + (_field(at, outputs, BIT, 8) & 0xFF))
     else:
-        factor = _field(at, BIT, 8, OUTPUTS).to(tl.float32) * _half(at, SUPER_BIT, OUTPUTS)
+        factor = _field(at, outputs, BIT, 8).to(tl.float32) * _half(at, outputs, SUPER_BIT)
     return factor
 
 
 @triton.jit
-def _half(at, BIT: tl.constexpr, OUTPUTS: tl.constexpr):
-    return _field(at, BIT, 16, OUTPUTS).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def _half(at, outputs, BIT: tl.constexpr):
+    return _field(at, outputs, BIT, 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _field(at, BIT: tl.constexpr, BITS: tl.constexpr, OUTPUTS: tl.constexpr):
+def _field(at, outputs, BIT: tl.constexpr, BITS: tl.constexpr):
     """The signed integer of `BITS` that begins at `BIT` of each output's words."""
-    word = tl.load(at + BIT // 32 * OUTPUTS)
+    word = tl.load(at + BIT // 32 * outputs)
     return (word << (32 - BITS - BIT % 32)) >> (32 - BITS)

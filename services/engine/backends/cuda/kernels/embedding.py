@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Table
 
 
@@ -30,6 +31,7 @@ def embed(
         PLACES=0 if learned is None else len(learned.rows),
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=4,
+        **early(ids.device),
     )
     return x
 
@@ -48,7 +50,9 @@ def _embed(
     FIRST_PLACE: tl.constexpr,
     PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     token = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < HIDDEN

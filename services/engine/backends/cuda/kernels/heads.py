@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
+
 TOKENS = 16  # of one program: a block of the default size, whose keys are then written together
 
 
@@ -57,6 +59,7 @@ def place(
         EPSILON=epsilon,
         TOKENS=TOKENS,
         num_warps=4,
+        **early(qkv.device),
     )
 
 
@@ -81,7 +84,9 @@ def _place(
     BLOCK_SIZE: tl.constexpr,
     EPSILON: tl.constexpr,
     TOKENS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = FIRST + tl.program_id(1)
     there = token < tokens

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
 
 
@@ -38,6 +39,7 @@ def add_and_norm(
             MEAN=mean,
             BLOCK=triton.next_power_of_2(hidden),
             num_warps=8,
+            **early(x.device),
         )
     return out
 
@@ -54,7 +56,9 @@ def _add_and_norm(
     EPSILON: tl.constexpr,
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    wait(EARLY)
     to = tl.program_id(0).to(tl.int64)
     row = to
     if rows is not None:

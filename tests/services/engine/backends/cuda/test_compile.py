@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from services.engine.backends.cuda.coded import CodedLinear, CodedWeight, Coding
-from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, norm, product
+from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, launch, norm, product
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
@@ -59,6 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels that a test's launches compile."""
     made: list[Any] = []
     monkeypatch.setattr(driver, "_active", Hopper())
+    monkeypatch.setattr(launch, "_launches_early", lambda device: Hopper.capability >= 10 * launch.LEAST)
     for module, name in (
         (activation, "_activate"),
         (attention, "_attend"),

@@ -1,0 +1,55 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits for that one's results
+itself. This hides the time that a launch takes.
+
+A kernel that is launched with `early` calls `wait` before it touches what another kernel writes or reads. All kernels
+of an iteration do, so whatever ran before the one before has ended, too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+LEAST = 9  # compute capability
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= LEAST
+
+
+def early(device: torch.device) -> dict[str, Any]:
+    """Arguments of a launch on this device."""
+    return {"EARLY": True, "launch_pdl": True} if _launches_early(device) else {}
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """Let the next kernel start, and wait for the last one."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(numbers, size):
+    """Read these `size` bytes into the second-level cache, each program its share. Nothing waits for it."""
+    step = (tl.cdiv(size, tl.num_programs(0) * 128) + 15) // 16 * 16
+    begin = (tl.program_id(0) * 128 + tl.arange(0, 128)) * step
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        setp.gt.s32 some, $2, 0;
+        @some cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [numbers.to(tl.pointer_type(tl.int8)) + begin, tl.minimum(step, size - begin)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
