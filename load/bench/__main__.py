@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import inf
@@ -42,7 +43,7 @@ LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
-TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py")
+TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py", "test_codes_on_gpu.py")
 
 
 def models(bench: Bench) -> PartResult:
@@ -75,13 +76,11 @@ def outliving(bench: Bench) -> PartResult:
     )
 
 
-def alone(part: str) -> Callable[[Bench], PartResult]:
-    """A part of `kernels`, which imports Triton. Not every machine has it."""
+def alone(part: str, module: str = "kernels") -> Callable[[Bench], PartResult]:
+    """A part in a module that imports Triton. Not every machine has it."""
 
     def run_part(bench: Bench) -> PartResult:
-        from load.bench import kernels
-
-        found: PartResult = getattr(kernels, part)(bench)
+        found: PartResult = getattr(import_module(f"load.bench.{module}"), part)(bench)
         return found
 
     return run_part
@@ -102,6 +101,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
+    "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
 }
 OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler", "drafts")

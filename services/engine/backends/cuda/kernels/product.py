@@ -57,10 +57,10 @@ TILES = (
 
 
 # For codes, which are always the left operand.
-CODES_ANCHOR = Tile(rows=16, outputs=64, depth=0, warps=4, stages=4, swapped=True)
+CODES_ANCHOR = Tile(rows=16, outputs=64, depth=0, warps=4, stages=7, swapped=True)
 CODES_TILES = (
     (16, 0, CODES_ANCHOR),
-    (32, 0, Tile(rows=32, outputs=64, depth=0, warps=4, stages=4, swapped=True)),
+    (32, 0, Tile(rows=32, outputs=64, depth=0, warps=4, stages=5, swapped=True)),
     (64, 0, Tile(rows=64, outputs=64, depth=0, warps=4, stages=3, swapped=True)),
     (128, 0, Tile(rows=128, outputs=64, depth=0, warps=4, stages=2, swapped=True)),
     (MANY, 0, Tile(rows=128, outputs=128, depth=0, warps=8, stages=2, swapped=True)),
