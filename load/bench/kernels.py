@@ -157,7 +157,7 @@ def _attention(bench: Bench) -> AttentionBits:
     tiles = Tiles.fitting(bench.dtype, spec.head_dim)
     if bench.device.type == "cpu":  # an interpreter takes long
         tiles = replace(tiles, split=tiles.keys)
-    return AttentionBits(spec, tiles, bench.dtype, layers.programs_of(bench.device), bench.device)
+    return AttentionBits(spec.attention_of(0), tiles, bench.dtype, layers.programs_of(bench.device), bench.device)
 
 
 def _plain_attention(of: AttentionBits) -> torch.Tensor:

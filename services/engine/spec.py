@@ -48,6 +48,25 @@ class HeadsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What attention computes in layers that are alike in it. The fields have the names and meanings of DecoderSpec's;
+    `window` is that of each of these layers."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scaling: float
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def queries_per_kv(self) -> int:
+        """Query heads of each KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
     `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
@@ -160,6 +179,14 @@ class DecoderSpec:
         """The heads of this layer of the model."""
         return self.kinds_of_heads[self.kind_of_heads(layer)]
 
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """What attention computes in this layer of the model."""
+        own = self.heads_of(layer)
+        scaling = self.scaling_of(own.head_dim)
+        return AttentionSpec(
+            own.heads, own.kv_heads, own.head_dim, scaling, self.window(layer), self.soft_cap, self.sinks
+        )
+
     def kv_layer(self, layer: int) -> int:
         """The layer of the model whose keys and values this one attends to."""
         return self.kv_layers[layer] if self.kv_layers else layer
@@ -175,13 +202,7 @@ class DecoderSpec:
     @property
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
-        plain = Activation.SILU if self.gated else Activation.GELU
-        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads or self.norms_after_rotary)
-        caps = self.soft_cap or self.logits_soft_cap
-        others = self.parallel or self.windows or caps or self.experts or self.sinks or self.swiglu_limit
-        others = others or self.both_ways or self.norms_sums
-        others = others or self.kv_layers or self.values_are_keys or self.value_norms or self.layer_inputs
-        return self.activation == plain and norms and not others
+        return not (self.both_ways or self.norms_sums)
 
     @property
     def queries_per_kv(self) -> int:

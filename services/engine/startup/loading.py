@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -113,8 +114,7 @@ def load_fast(
     from services.engine.backends.cuda.plan import Tiles
 
     dtype = devices.choose_dtype(settings, device)
-    tiles = Tiles.fitting(dtype, spec.head_dim)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles), layout)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, partial(Tiles.fitting, dtype)), layout)
 
 
 def open_model(

@@ -15,7 +15,7 @@ from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.request_state import RequestState
-from services.engine.spec import DecoderSpec
+from services.engine.spec import AttentionSpec
 from services.requests import SamplingParams
 
 BLOCK_SIZE = 16
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionBits:
-    """Attention of requests with random keys and values, which have one token each, in layers of `part`."""
+    """Attention of requests with random keys and values, which have one token each."""
 
-    part: DecoderSpec
+    part: AttentionSpec
     tiles: Tiles
     dtype: torch.dtype
     programs: int
@@ -59,10 +59,11 @@ class AttentionBits:
         """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of
         several merges them."""
         part, (batch, qkv, keys, values) = self.part, self.drawn()
-        items = plan(batch, part.queries_per_kv, part.kv_heads, tiles, self.programs, partial_rows)
+        items = plan(batch, part, tiles, self.programs, partial_rows)
         partials = Partials.make(max(1, partial_rows), part.kv_heads, part.head_dim, self.device)
-        work = send(batch, items, self.device).work
-        return attend(qkv, keys, values, work, partials, part.scaling, tiles, self.programs)
+        (work,) = send(batch, [items], self.device).work
+        sinks = torch.ones(part.heads, device=self.device) if part.sinks else None
+        return attend(qkv, keys, values, work, partials, part, tiles, self.programs, sinks)
 
 
 def settle_attention(bits: AttentionBits, planner: Planner) -> bytes:

@@ -4,7 +4,7 @@ sizes, launched by a single call."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -37,15 +37,20 @@ class CudaDecoder(RankDecoder):
         self.weight_dtype = self.cache_dtype = setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
         self.weight_bytes = self.kernels.weight_bytes
-        self.plan = Planner(self._part, setup.tiles, self.kernels.programs, self.kernels.partial_rows)
+        programs = self.kernels.programs
+        self.planners = [
+            Planner(of, setup.tiles(of.head_dim), programs, PARTIAL_SPLITS * of.queries_per_kv)
+            for of in self.kernels.attentions
+        ]
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
         self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            attention = AttentionBits(self._part, setup.tiles, setup.dtype, self.kernels.programs, setup.device)
-            self.backend += f" {fingerprint(self.kernels.settle(), settle_attention(attention, self.plan))}"
+            bits = [AttentionBits(of.attention, of.tiles, setup.dtype, programs, setup.device) for of in self.planners]
+            attention = (settle_attention(*both) for both in zip(bits, self.planners, strict=True))
+            self.backend += f" {fingerprint(self.kernels.settle(), *attention)}"
 
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
@@ -53,37 +58,43 @@ class CudaDecoder(RankDecoder):
         self.kernels.bind(cache)
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
-            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_SPLITS, self._device)
+            most_items = [PARTIAL_SPLITS] * len(self.planners)
+            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, most_items, self._device)
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""
         if self.graphs and self.graphs.fit(batch):
             self._last = None
-            items, _ = self.plan(batch)
+            items, _ = self._plan(batch)
             return self.graphs(batch, items)
         return super().forward(batch)
 
     def begin(self, batch: FlatBatch) -> CudaForwardPass:
-        items, tiles = self.plan(batch)
+        items, tiles = self._plan(batch)
         return CudaForwardPass(self.kernels, send(batch, items, self._device), tiles)
+
+    def _plan(self, batch: FlatBatch) -> tuple[list[Numbers], list[Tiles]]:
+        """The items of work of each kind of attention, and their tiles."""
+        plans = [planner(batch) for planner in self.planners]
+        return [items for items, _ in plans], [tiles for _, tiles in plans]
 
     def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
         """A whole iteration of increments, for a graph."""
         x = self.kernels.embed(inputs)
-        change = self.kernels.run(inputs, self.plan.increments, x, None)
+        change = self.kernels.run(inputs, [planner.increments for planner in self.planners], x, None)
         self.kernels.logits(inputs.ends, x, change, logits)
 
 
 class CudaForwardPass:
     """See ForwardPass."""
 
-    def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Tiles) -> None:
+    def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Sequence[Tiles]) -> None:
         self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
 
     def embed(self) -> torch.Tensor:
         return self._kernels.embed(self._inputs)
 
-    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor | None:
         return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
@@ -98,9 +109,13 @@ class Graphs:
     Graphs share memory, so the logits of one are valid until the next runs.
     """
 
-    def __init__(self, run: Run, vocab: int, longest_table: int, most_items: int, device: torch.device) -> None:
-        """An iteration has at most `most_items` more items of work than requests."""
-        self._layouts = [InputLayout(size, size, size + most_items, size * longest_table) for size in SIZES]
+    def __init__(
+        self, run: Run, vocab: int, longest_table: int, most_items: Sequence[int], device: torch.device
+    ) -> None:
+        """An iteration has at most `most_items` more items of work than requests, of each kind of attention."""
+        self._layouts = [
+            InputLayout(size, size, tuple(size + most for most in most_items), size * longest_table) for size in SIZES
+        ]
         room = buffers.pack(self._layouts[-1].empty(), pinned=False)
         self._packed = room.to(device)
         self._logits = torch.empty(SIZES[-1], vocab, dtype=torch.float32, device=device)
@@ -113,7 +128,7 @@ class Graphs:
         `ends` only, so nothing to score prompts by."""
         return bool(len(batch.input_ids) == batch.num_requests <= SIZES[-1]) and not batch.scored_requests
 
-    def __call__(self, batch: FlatBatch, items: Numbers) -> torch.Tensor:
+    def __call__(self, batch: FlatBatch, items: Sequence[Numbers]) -> torch.Tensor:
         """Logits [sampled, vocab]."""
         place = bisect_left(SIZES, batch.num_requests)
         packed = buffers.pack(self._layouts[place].arrays(batch, items), pinned=True)

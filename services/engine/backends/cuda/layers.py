@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from services.engine.backends.cuda.coded import CodedLinear, encode
 from services.engine.backends.cuda.inputs import Inputs
-from services.engine.backends.cuda.kernels.activation import activate
+from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
 from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.kernels.embedding import embed
-from services.engine.backends.cuda.kernels.heads import Rotary, place
-from services.engine.backends.cuda.kernels.norm import add_and_norm
+from services.engine.backends.cuda.kernels.experts import choose, combine, sort
+from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
+from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products, Shape, shape_of
 from services.engine.batch.kv_cache import KVCache
-from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
+from services.engine.families.decoder_weights import (
+    DecoderWeights,
+    ExpertsWeights,
+    InputsOfLayersWeights,
+    LayerInputsWeights,
+    LayerWeights,
+    Linear,
+    Table,
+    rotary_table,
+)
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec
 from services.engine.weights.description import tensor_bytes
-from services.engine.weights.quantized import QuantizedWeight
+from services.engine.weights.quantized import QuantizedWeight, stack
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half a million positions in one batch
 
@@ -39,7 +51,28 @@ class CudaSetup:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    tiles: Tiles
+    tiles: Callable[[int], Tiles]  # of attention, by the size of heads
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The weights of a layer's experts on the device: products [experts, outputs, inputs]. See ExpertsWeights."""
+
+    router: Linear
+    up: Linear
+    down: Linear
+    correction: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLayer:
+    """A layer on the device."""
+
+    weights: LayerWeights  # without experts
+    experts: Experts | None
+    how: Heads
+    attention: int  # its place in `CudaLayers.attentions`
+    kv: int  # the place of its keys and values in the cache
 
 
 class CudaLayers:
@@ -54,109 +87,188 @@ class CudaLayers:
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
         self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
-        self._layers = [self._on_device(weights.layer(i)) for i in layers]
+        self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
+        self.programs = programs_of(setup.device)
+        self._layers = self._on_device(setup, layers)
         self._embedding = self._table(weights.embedding(), weights.embedding_name) if layout.is_first else None
         has_positions = layout.is_first and not part.rotary
         self._positions = self._table(weights.positions(), weights.positions_name) if has_positions else None
+        self._inputs = self._inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
-        table = None
-        if part.rotary:
-            table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
-        self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
-        self.programs, self.partial_rows = programs_of(setup.device), PARTIAL_SPLITS * part.queries_per_kv
-        output = self._layers[0].output
+        output = self._layers[0].weights.output
         self.weight_bytes = (
             tensor_bytes(output.codes) / output.weight.numel()
             if isinstance(output, CodedLinear)
             else setup.dtype.itemsize
         )
         self.memory = tensor_bytes(
-            self._layers, self._embedding, self._positions, self._last_norm, self._vocabulary, self._rotary
+            self._layers, self._embedding, self._positions, self._inputs, self._last_norm, self._vocabulary
         )
 
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._cache = cache
-        self._partials = Partials.make(self.partial_rows, self._part.kv_heads, self._part.head_dim, self._device)
+        shapes = [(PARTIAL_SPLITS * of.queries_per_kv, of.kv_heads, of.head_dim) for of in self.attentions]
+        made = {shape: Partials.make(*shape, self._device) for shape in shapes}
+        self._partials = [made[shape] for shape in shapes]  # layers run one after another, so they share what is alike
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """x [tokens, hidden], float32."""
         assert self._embedding is not None, "the first layers embed"
-        return embed(inputs.ids, inputs.positions, self._embedding, self._positions, self._part.embedding_scale)
+        scale = self._served(self._part.embedding_scale)
+        return embed(inputs.ids, inputs.positions, self._embedding, self._positions, scale)
 
     def run(
-        self,
-        inputs: Inputs,
-        tiles: Tiles,
-        x: torch.Tensor,
-        all_reduce: Callable[[torch.Tensor], torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Add to x what the layers compute, except what the last one's MLP does: that is returned, [tokens, hidden].
+        self, inputs: Inputs, tiles: Sequence[Tiles], x: torch.Tensor, all_reduce: AllReduce | None
+    ) -> torch.Tensor | None:
+        """Add to x what the layers compute. If there is no norm behind the last one's MLP, what that computes is not
+        added but returned, [tokens, hidden]. `tiles` are those of each of `attentions`.
 
         `all_reduce` sums what the ranks have of a change; None if this one has all of it.
         """
-        part, dtype, product = self._part, self._dtype, self._product
+        dtype, product, parallel = self._dtype, self._product, self._part.parallel
         all_reduce = all_reduce or _unchanged
-        change = None
-        kept = self._cache
-        following = [*(layer.qkv for layer in self._layers[1:]), self._vocabulary]
-        layers = zip(self._layers, following, self._rotary, kept.keys, kept.values, strict=True)
-        for layer, after, rotary, keys, values in layers:
-            assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
-            assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
-            normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
-            qkv = product(normed, layer.qkv, dtype, after=layer.output)
-            place(
-                qkv,
-                inputs.positions,
-                inputs.slots,
-                keys,
-                values,
-                rotary,
-                layer.query_norm,
-                layer.key_norm,
-                part.epsilon,
-            )
-            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
-            change = all_reduce(product(attended, layer.output, dtype, after=layer.up))
-            assert layer.up, "the spec has no experts"
-            assert layer.down, "the spec has no experts"
-            normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
-            up = activate(product(normed, layer.up, dtype, after=layer.down), part.gated)
-            change = all_reduce(product(up, layer.down, dtype, after=after))
+        of_layers = self._layer_inputs(inputs, x, all_reduce) if self._inputs else None
+        following = [*(layer.weights.qkv for layer in self._layers[1:]), self._vocabulary]
+        change: Change | None = None
+        for layer, after in zip(self._layers, following, strict=True):
+            weights = layer.weights
+            normed = self._add_and_norm(x, change, weights.attention_norm)
+            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype, after=weights.up)
+            if parallel:
+                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed, after))))
+                continue
+            change = Change(all_reduce(added), weights.attention_post_norm)
+            normed = self._add_and_norm(x, change, weights.mlp_norm)
+            fed = all_reduce(self._feed_forward(layer, normed, after))
+            change = Change(fed, weights.mlp_post_norm, weights.scale)
+            if weights.inputs:
+                assert of_layers is not None, "the spec has inputs of layers"
+                change = self._add_inputs(x, change, weights.inputs, next(of_layers))
         assert change is not None, "a part has layers"
-        return change
+        if change.norm:
+            self._add_and_norm(x, change, None)
+            return None
+        return change.numbers
 
     def logits(
         self, tokens: torch.Tensor, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[tokens, vocabulary], float32, after these tokens (int32, flat indices); in `out` if it is given. `change` is
         still to be added to x; neither is modified."""
-        part, norm, vocabulary = self._part, self._last_norm, self._vocabulary
+        norm, vocabulary = self._last_norm, self._vocabulary
         assert norm is not None, "the last layers have the vocabulary"
         assert vocabulary is not None, "the last layers have the vocabulary"
-        normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, tokens)
-        return self._product(normed, vocabulary, torch.float32, out)
+        normed = self._add_and_norm(x, None if change is None else Change(change), norm, tokens)
+        logits = self._product(normed, vocabulary, torch.float32, out)
+        if self._part.logits_soft_cap:
+            soft_cap(logits, self._part.logits_soft_cap)
+        return logits
 
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
         shapes: dict[Shape, tuple[Linear, torch.dtype]] = {}
-        for layer in self._layers:
-            for linear in (layer.qkv, layer.output, layer.up, layer.down):
-                if linear:
-                    shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
-        products = list(shapes.values())
+        of_layers = [self._inputs.projection] if self._inputs else []
+        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
+            shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
+        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
+        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
         if self._vocabulary:
             products.append((self._vocabulary, torch.float32))
         drawn = torch.Generator().manual_seed(0)
-        widest = max(linear.weight.shape[1] for linear, _ in products)
+        widest = max(linear.weight.shape[-1] for linear, _ in products)
         x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
-        settle = self._product.settle
-        return b"".join(settle(one, x[:, : one.weight.shape[1]].contiguous(), dtype) for one, dtype in products)
+        found = []
+        for one, dtype in products:
+            settle = self._product.settle if len(one.weight.shape) == 2 else self._product.settle_experts
+            found.append(settle(one, x[:, : one.weight.shape[-1]].contiguous(), dtype))
+        return b"".join(found)
 
-    def _on_device(self, layer: LayerWeights) -> LayerWeights:
+    def _add_and_norm(
+        self, x: torch.Tensor, change: Change | None, norm: Linear | None, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return add_and_norm(x, change, norm, self._part.epsilon, self._part.layer_norm, self._dtype, rows)
+
+    def _attend(self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor) -> torch.Tensor:
+        kind, keys, values = layer.attention, self._cache.keys[layer.kv], self._cache.values[layer.kv]
+        qkv = self._product(normed, layer.weights.qkv, self._dtype, after=layer.weights.output)
+        place(qkv, inputs.positions, inputs.slots, keys, values, layer.how)
+        work, partials, spec = inputs.work[kind], self._partials[kind], self.attentions[kind]
+        return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.programs, layer.weights.sinks)
+
+    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor, after: Linear | None) -> torch.Tensor:
+        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one. `after` is the product
+        that comes next."""
+        product, dtype, up, down = self._product, self._dtype, layer.weights.up, layer.weights.down
+        shared = None
+        if up and down:
+            inner = activate(product(normed, up, dtype, after=down), self._part)
+            shared = product(inner, down, dtype, after=None if layer.experts else after)
+        if layer.experts is None:
+            assert shared is not None, "a layer has an MLP or experts"
+            return shared
+        experts, spec = layer.experts, self._part.experts
+        assert spec is not None, "the spec has experts"
+        logits = product(normed, experts.router, torch.float32)
+        chosen, shares = choose(logits, experts.correction, spec)
+        routes = sort(chosen, spec.count)
+        inner = activate(product.of_experts(normed, experts.up, routes, dtype), self._part)
+        outputs = product.of_experts(inner, experts.down, routes, dtype)
+        return combine(outputs, shares, shared, logits[:, spec.count] if spec.shared_gate else None)
+
+    def _layer_inputs(self, inputs: Inputs, x: torch.Tensor, all_reduce: AllReduce) -> Iterator[torch.Tensor]:
+        """The numbers that each layer gets of each token, [tokens, numbers]."""
+        part, of = self._part, self._inputs
+        assert of is not None, "the spec has inputs of layers"
+        share = 0.5**0.5  # of both parts; the norm's weight has it
+        scale = self._served(part.layer_inputs_scale) * share
+        found = all_reduce(embed(inputs.ids, inputs.positions, of.table, None, scale))
+        projected = self._product(x.to(self._dtype), of.projection, self._dtype)
+        # norms do not depend on the scale of x, hidden^-0.5, otherwise
+        epsilon, numbers = part.epsilon * part.hidden, part.layer_inputs
+        rows = found.view(-1, numbers)
+        add_and_norm(rows, Change(projected.view(-1, numbers), of.norm), None, epsilon, False, self._dtype)
+        return iter(found.split(numbers, dim=1))
+
+    def _add_inputs(
+        self, x: torch.Tensor, change: Change, weights: LayerInputsWeights, of_layer: torch.Tensor
+    ) -> Change:
+        """Add the change of an MLP to x, and return that of the layer's inputs."""
+        product, dtype = self._product, self._dtype
+        own = self._add_and_norm(x, change._replace(scale=1.0), None)
+        gates = product(own, weights.gate, dtype)
+        times = activate_times(gates, of_layer, self._part.activation)
+        return Change(product(times, weights.down, dtype), weights.norm, change.scale)
+
+    def _on_device(self, setup: CudaSetup, layers: range) -> list[CudaLayer]:
+        """The layers. Those with the same rotary embeddings share a table."""
+        spec, part, length = setup.spec, self._part, setup.max_model_len
+        rotary = self._rotary(rotary_table(part, length)) if part.rotary else None
+        local = self._rotary(rotary_table(part, length, True)) if part.local_frequencies else rotary
+        owners = [layer for layer in layers if spec.kv_layer(layer) == layer]
+        made = []
+        for i in layers:
+            stored = setup.weights.layer(i)
+            weights, experts = self._layer(stored), self._experts(stored.experts) if stored.experts else None
+            how = Heads(
+                part.heads_of(i).heads,
+                part.epsilon,
+                None if not spec.rotates(i) else local if spec.window(i) else rotary,
+                weights.query_norm,
+                weights.key_norm,
+                part.norms_all_heads,
+                part.norms_after_rotary,
+                part.value_norms,
+                spec.kv_layer(i) == i,
+                spec.has_values(i),
+            )
+            kind, kv = self.attentions.index(part.attention_of(i)), owners.index(spec.kv_layer(i))
+            made.append(CudaLayer(weights, experts, how, kind, kv))
+        return made
+
+    def _layer(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
             attention_norm=layer.attention_norm and self._norm(layer.attention_norm),
             qkv=self._linear(layer.qkv),
@@ -166,7 +278,45 @@ class CudaLayers:
             mlp_norm=layer.mlp_norm and self._norm(layer.mlp_norm),
             up=self._linear(layer.up) if layer.up else None,
             down=self._linear(layer.down) if layer.down else None,
+            attention_post_norm=layer.attention_post_norm and self._norm(layer.attention_post_norm),
+            mlp_post_norm=layer.mlp_post_norm and self._norm(layer.mlp_post_norm),
+            sinks=self._numbers(layer.sinks),
+            inputs=self._inputs_of_layer(layer.inputs) if layer.inputs else None,
+            scale=layer.scale,
         )
+
+    def _experts(self, of: ExpertsWeights) -> Experts:
+        up, down = (self._all_of_them(linears) for linears in zip(*of.each, strict=True))
+        return Experts(self._linear(of.router), up, down, self._numbers(of.correction))
+
+    def _all_of_them(self, linears: Sequence[Linear]) -> Linear:
+        """One product of each expert: [experts, outputs, inputs]. As codes, their outputs lie one below the other."""
+        first, biases = linears[0], [each.bias for each in linears if each.bias is not None]
+        shape = len(linears), *first.weight.shape
+        names = tuple(dict.fromkeys(name for each in linears for name in each.names))
+        bias = torch.stack([self._matrix(each) for each in biases]) if biases else None
+        if isinstance(whole := stack([each.weight for each in linears]), QuantizedWeight):
+            found = self._linear(Linear(whole, None, names))
+            return replace(found, weight=found.weight.view(shape), bias=bias)
+        self.as_stored |= dict.fromkeys(names, False)
+        return Linear(self._matrix(whole).view(shape), bias)
+
+    def _inputs_of_layer(self, of: LayerInputsWeights) -> LayerInputsWeights:
+        return LayerInputsWeights(self._linear(of.gate), self._linear(of.down), self._norm(of.norm))
+
+    def _inputs_of_layers(self, of: InputsOfLayersWeights) -> InputsOfLayersWeights:
+        """The norm's weight has the factor of the sum."""
+        norm = self._norm(Linear(of.norm.numbers.to(torch.float32) * 0.5**0.5))
+        table = self._table(of.table, of.table_name)
+        return InputsOfLayersWeights(table, of.table_name, self._linear(of.projection), norm)
+
+    def _rotary(self, tables: tuple[torch.Tensor, torch.Tensor]) -> Rotary:
+        return Rotary(*(table.to(self._device) for table in tables))
+
+    def _served(self, scale: float) -> float:
+        """A factor of an embedding, as it is served."""
+        exact = torch.tensor(scale)
+        return float(exact.to(self._dtype) if self._part.rounds_embedding_scale else exact)
 
     def _table(self, table: Table, name: str) -> Table:
         self.as_stored.setdefault(name, False)
@@ -195,6 +345,17 @@ class CudaLayers:
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)
+
+
+def _products(layer: CudaLayer) -> list[Linear]:
+    """The products of a layer whose results are rounded."""
+    weights, experts = layer.weights, layer.experts
+    found = [weights.qkv, weights.output, weights.up, weights.down]
+    if weights.inputs:
+        found += [weights.inputs.gate, weights.inputs.down]
+    if experts:
+        found += [experts.up, experts.down]
+    return [linear for linear in found if linear]
 
 
 def _unchanged(change: torch.Tensor) -> torch.Tensor:

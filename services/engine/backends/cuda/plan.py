@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-from services.engine.spec import DecoderSpec
+from services.engine.spec import AttentionSpec
 
 FIELDS = 8
 Choice = np.ndarray[Any, np.dtype[np.bool_]]
@@ -31,9 +31,10 @@ class Tiles:
     @classmethod
     def fitting(cls, dtype: torch.dtype, dim: int) -> Tiles:
         """The largest tiles for queries [rows, dim] of this dtype whose sums a program can hold in registers."""
+        wide = dim > 256
         if int(dtype.itemsize) > 2:  # no tensor cores: each thread holds what it multiplies
-            return cls(rows=16, keys=32, split=256)
-        return cls(rows=64 if dim <= 128 else 16, keys=64, split=256)
+            return cls(rows=16, keys=16 if wide else 32, split=256)
+        return cls(rows=64 if dim <= 128 else 16, keys=32 if wide else 64, split=256)
 
     @property
     def narrow(self) -> Tiles:
@@ -45,38 +46,37 @@ class Tiles:
 
 
 class Planner:
-    """Plans iterations for layers of `part`, whose attention has so many programs and rows of partial sums."""
+    """Plans iterations for layers with this attention, which has so many programs and rows of partial sums."""
 
-    def __init__(self, part: DecoderSpec, tiles: Tiles, programs: int, partial_rows: int) -> None:
-        self._part, self._tiles, self._programs, self._partial_rows = part, tiles, programs, partial_rows
-        self.increments = tiles if part.queries_per_kv > NARROW else tiles.narrow
+    def __init__(self, attention: AttentionSpec, tiles: Tiles, programs: int, partial_rows: int) -> None:
+        self.attention, self.tiles, self._programs, self._partial_rows = attention, tiles, programs, partial_rows
+        self.increments = tiles if attention.queries_per_kv > NARROW else tiles.narrow
 
     def widen(self) -> None:
         """Plan no narrow tiles, because their bits are other ones here."""
-        self.increments = self._tiles
+        self.increments = self.tiles
 
     def __call__(self, batch: FlatBatch) -> tuple[Numbers, Tiles]:
         """The items of work, see `plan`, and their tiles: narrow ones if every request's rows fit into one."""
-        part = self._part
-        most = int(np.diff(batch.starts).max()) * part.queries_per_kv
-        tiles = self.increments if most <= self.increments.rows else self._tiles
-        return plan(batch, part.queries_per_kv, part.kv_heads, tiles, self._programs, self._partial_rows), tiles
+        most = int(np.diff(batch.starts).max()) * self.attention.queries_per_kv
+        tiles = self.increments if most <= self.increments.rows else self.tiles
+        return plan(batch, self.attention, tiles, self._programs, self._partial_rows), tiles
 
 
-def plan(
-    batch: FlatBatch, queries_per_kv: int, kv_heads: int, tiles: Tiles, programs: int, partial_rows: int
-) -> Numbers:
+def plan(batch: FlatBatch, attention: AttentionSpec, tiles: Tiles, programs: int, partial_rows: int) -> Numbers:
     """[items, FIELDS], the longest first, each for every KV head; a program takes the next one when it is free.
 
     The fields of an item: the flat token where its request starts; that request's rows, `queries_per_kv` for each
     token; its context; where its table starts; the tile's first row; the first split and the end of its splits; and,
-    if the splits of a tile are items of their own, the row of `Partials` where theirs begin, else -1.
+    if the splits of a tile are items of their own, the row of `Partials` where theirs begin, else -1. With a window, a
+    tile's splits begin with that of the first position which its first row attends to.
 
     Tiles are parted into items of one split each, the longest first, until these items are as much work as every
     program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
     program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
     decides when something is computed, and changes no bit.
     """
+    queries_per_kv = attention.queries_per_kv
     rows = np.diff(batch.starts) * queries_per_kv
     counts = -(-rows // tiles.rows)
     request = np.repeat(np.arange(batch.num_requests), counts)
@@ -84,9 +84,14 @@ def plan(
     first = number * tiles.rows
     height = np.minimum(tiles.rows, rows[request] - first)
     end = batch.contexts[request] + (first + height - 1) // queries_per_kv + 1
-    splits = -(-end // tiles.split)
+    begin = np.zeros_like(end)
+    if attention.window:
+        begin = np.maximum(batch.contexts[request] + first // queries_per_kv + 1 - attention.window, 0)
+        begin -= begin % tiles.keys
+    before = begin // tiles.split  # splits
+    splits = -(-end // tiles.split) - before
     few = height <= max(NARROW, queries_per_kv)  # rows: increments and similar work, which has few tiles
-    parted = _parted(end, splits, splits * height, few, programs / kv_heads, partial_rows)
+    parted = _parted(end - begin, splits, splits * height, few, programs / attention.kv_heads, partial_rows)
     needed = np.where(parted, splits * height, 0)
     partial = np.cumsum(needed) - needed
 
@@ -94,7 +99,8 @@ def plan(
     split = np.arange(len(items)) - np.searchsorted(items, items)
     alone = ~parted[items]
     of = request[items]
-    first_split, end_split = np.where(alone, 0, split), np.where(alone, splits[items], split + 1)
+    first_split = before[items] + np.where(alone, 0, split)
+    end_split = before[items] + np.where(alone, splits[items], split + 1)
     table = np.stack(
         [
             batch.starts[of],
@@ -108,22 +114,22 @@ def plan(
         ],
         axis=1,
     ).astype(np.int32)
-    length = np.minimum(end_split * tiles.split, end[items]) - first_split * tiles.split
+    length = np.minimum(end_split * tiles.split, end[items]) - np.maximum(first_split * tiles.split, begin[items])
     ordered: Numbers = table[np.argsort(-length, kind="stable")]
     return ordered
 
 
-def _parted(end: Numbers, splits: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
-    """[tiles], which ones are parted, of tiles that read `end` positions in `splits`, and need so many rows of partial
-    sums; only those with `few` rows may be. `programs` are those of a KV head."""
+def _parted(read: Numbers, splits: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
+    """[tiles], which ones are parted, of tiles that `read` so many positions in `splits`, and need so many rows of
+    partial sums; only those with `few` rows may be. `programs` are those of a KV head."""
     able = (splits > 1) & few
-    order = np.flatnonzero(able)[np.argsort(-end[able], kind="stable")]
-    lengths = end[order].astype(np.int64)
+    order = np.flatnonzero(able)[np.argsort(-read[able], kind="stable")]
+    lengths = read[order].astype(np.int64)
     # if the tile at this place is the longest that stays whole: positions in items of one split, and the longest item
-    small = np.cumsum(lengths) - lengths + int(end[splits == 1].sum())
-    longest = np.maximum(lengths, end[(splits > 1) & ~few].max(initial=0))
+    small = np.cumsum(lengths) - lengths + int(read[splits == 1].sum())
+    longest = np.maximum(lengths, read[(splits > 1) & ~few].max(initial=0))
     enough = np.append(small >= programs * longest, True)
     fitting = np.count_nonzero(np.cumsum(needed[order].astype(np.int64)) <= partial_rows)
-    parted = np.zeros(len(end), np.bool_)
+    parted = np.zeros(len(read), np.bool_)
     parted[order[: min(int(np.argmax(enough)), fitting)]] = True
     return parted

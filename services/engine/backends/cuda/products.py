@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from services.engine.backends.cuda.coded import CodedLinear, Coding
-from services.engine.backends.cuda.kernels.product import Tile, anchor, multiply, steps
+from services.engine.backends.cuda.kernels.experts import Routes, sort
+from services.engine.backends.cuda.kernels.product import Step, Tile, anchor, multiply, steps
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
@@ -20,8 +23,25 @@ ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of input
 
 log = logging.getLogger(__name__)
 
-# outputs, inputs, dtypes of operands and result, and what codes are
-Shape = tuple[int, int, torch.dtype, torch.dtype, Coding | None]
+
+class Shape(NamedTuple):
+    """What a product's ways, and their bits, depend on. The dtypes are those of operands and result."""
+
+    experts: int  # 0: of a weight of none
+    outputs: int
+    inputs: int
+    operands: torch.dtype
+    result: torch.dtype
+    coding: Coding | None
+
+    @property
+    def anchor(self) -> Tile:
+        """The tile whose bits are those of every other way."""
+        return anchor(self.operands, self.coding is not None)
+
+    @property
+    def steps(self) -> list[Step]:
+        return steps(self.outputs, self.operands, self.coding is not None)
 
 
 class Products:
@@ -48,7 +68,7 @@ class Products:
         shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
-            out = torch.empty(rows, shape[0], dtype=dtype, device=x.device)
+            out = torch.empty(rows, shape.outputs, dtype=dtype, device=x.device)
         if linear.bias is None:
             for count in self._library.get(shape, ()):
                 while rows - begin >= count if count in SLABS else rows - begin == count:
@@ -58,23 +78,45 @@ class Products:
             multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:], after)
         return out
 
+    def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of x times the weights of the experts that `routes` name, see `multiply`: [places, outputs] in
+        `dtype`."""
+        shape, places = shape_of(linear, x.dtype, dtype), len(routes.places)
+        tile = self._tile(shape, -(-places // len(routes.ends)))
+        return multiply(x, linear, dtype, tile, routes=routes)
+
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
         shape = shape_of(linear, x.dtype, dtype)
-        first = anchor(x.dtype, shape[4] is not None)
-        expected = multiply(x, linear, dtype, first)
-        refused = set()
-        for step in steps(shape[0], x.dtype, shape[4] is not None):
-            for rows in {step.least, min(step.most, len(x))}:
-                found = multiply(x[:rows], linear, dtype, step.tile)
-                if not torch.equal(found, expected[:rows]):
-                    refused.add(step.tile)
-                    log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, first, rows)
-        self._refused[shape] = frozenset(refused)
+        expected = self._settle_tiles(shape, len(x), lambda rows, tile: multiply(x[:rows], linear, dtype, tile))
         counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
         self._library[shape] = tuple(counts)
-        return hashlib.sha256(expected.view(torch.uint8).cpu().numpy().tobytes()).digest()
+        return _hash(expected)
+
+    def settle_experts(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
+        """`settle` for the weights of experts, to which rows of x go in turn."""
+        experts = linear.weight.shape[0]
+        turns = (torch.arange(len(x), device=x.device) % experts).int()[:, None]
+
+        def way(rows: int, tile: Tile) -> torch.Tensor:
+            return multiply(x[:rows], linear, dtype, tile, routes=sort(turns[:rows], experts))
+
+        return _hash(self._settle_tiles(shape_of(linear, x.dtype, dtype), len(x), way))
+
+    def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
+        """Refuse the tiles that change what `way` computes of so many rows. Returns that of the `most` rows."""
+        expected = way(most, shape.anchor)
+        refused = set()
+        for step in shape.steps:
+            for rows in {step.least, min(step.most, most)}:
+                if not torch.equal(way(rows, step.tile), expected[:rows]):
+                    refused.add(step.tile)
+                    log.warning(
+                        "product %s: %s differs from %s at %d rows, not used", shape, step.tile, shape.anchor, rows
+                    )
+        self._refused[shape] = frozenset(refused)
+        return expected
 
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
@@ -92,9 +134,8 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        codes = shape[4] is not None
-        tile = next(step.tile for step in steps(shape[0], shape[2], codes) if rows <= step.most)
-        return anchor(shape[2], codes) if tile in self._refused.get(shape, ()) else tile
+        tile = next(step.tile for step in shape.steps if rows <= step.most)
+        return shape.anchor if tile in self._refused.get(shape, ()) else tile
 
 
 def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
@@ -107,7 +148,10 @@ def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
 
 
 def shape_of(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
-    """What a product's ways, and their bits, depend on."""
-    outputs, inputs = linear.weight.shape
+    *experts, outputs, inputs = linear.weight.shape
     coding = linear.codes.coding if isinstance(linear, CodedLinear) else None
-    return outputs, inputs, operands, result, coding
+    return Shape((experts or [0])[0], outputs, inputs, operands, result, coding)
+
+
+def _hash(numbers: torch.Tensor) -> bytes:
+    return hashlib.sha256(numbers.view(torch.uint8).cpu().numpy().tobytes()).digest()

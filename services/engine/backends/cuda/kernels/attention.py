@@ -18,6 +18,7 @@ import triton.language as tl
 
 from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
+from services.engine.spec import AttentionSpec
 
 LOG2_E = 1.4426950408889634
 # Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
@@ -60,14 +61,14 @@ def attend(
     values: torch.Tensor,
     work: Work,
     partials: Partials,
-    scaling: float,
+    spec: AttentionSpec,
     tiles: Tiles,
     programs: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, heads * dim] of qkv [tokens, (heads + 2 * kv_heads) * dim], whose keys and values are in the cache
-    already. Rows that `work` does not name are undefined."""
-    kv_heads, dim, block_size = keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+    """[tokens, heads * dim] of qkv [tokens, at least heads * dim], which begins with queries, and whose keys and values
+    are in the cache already. `sinks` [heads], float32. Rows that `work` does not name are undefined."""
+    heads, kv_heads, dim, block_size = spec.heads, *keys.shape[1:]
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
     _attend[(programs,)](
         out,
@@ -77,11 +78,15 @@ def attend(
         work.count,
         work.items,
         work.tables,
+        sinks,
         partials.sums,
         partials.weights,
         partials.arrived,
         partials.taken,
-        SCALE=scaling * LOG2_E,
+        SCALE=2.0 * spec.scaling * LOG2_E / spec.soft_cap if spec.soft_cap else spec.scaling * LOG2_E,
+        CAP=spec.soft_cap * LOG2_E,
+        WINDOW=spec.window,
+        WIDTH=qkv.shape[1],
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
@@ -92,7 +97,8 @@ def attend(
         KEYS=tiles.keys,
         SPLIT=tiles.split,
         FIELDS=FIELDS,
-        num_warps=WARPS,
+        LOG2_E=LOG2_E,
+        num_warps=WARPS if dim <= 256 else 2 * WARPS,
         num_stages=STAGES,
         **early(qkv.device),
     )
@@ -130,6 +136,8 @@ def _split(
     end,
     head,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
@@ -153,7 +161,12 @@ def _split(
         key_at = keys + (block * (DIM * BLOCK_SIZE) + offset)[None, :] + column[:, None] * BLOCK_SIZE
         key = tl.load(key_at, inside[:, None], 0.0)
         scores = tl.dot(query, key, input_precision="ieee") * SCALE
-        scores = tl.where(at[None, :] <= position[:, None], scores, float("-inf"))
+        if CAP > 0:
+            scores = CAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))  # tanh(z) = 1 - 2 / (exp(2 z) + 1)
+        seen = at[None, :] <= position[:, None]
+        if WINDOW:
+            seen &= at[None, :] > position[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(highest == float("-inf"), 0.0, highest)
         shares = tl.exp2(scores - finite[:, None])
@@ -175,11 +188,15 @@ def _attend(
     count,
     items,
     tables,
+    sinks,
     partial_sums,
     partial_weights,
     arrived,
     taken,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -190,6 +207,7 @@ def _attend(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     FIELDS: tl.constexpr,
+    LOG2_E: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
     wait(EARLY)
@@ -212,12 +230,18 @@ def _attend(
         position = context + row // GROUP
         token = (start + row // GROUP).to(tl.int64)[:, None]
         query_head = (head * GROUP + row % GROUP)[:, None]
-        query = tl.load(qkv + token * ((HEADS + 2 * KV_HEADS) * DIM) + query_head * DIM + column, there, 0.0)
+        query = tl.load(qkv + token * WIDTH + query_head * DIM + column, there, 0.0)
         end = context + (first_row + height - 1) // GROUP + 1
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(context + first_row // GROUP + 1 - WINDOW, 0) // KEYS * KEYS
 
         sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
         weight = tl.zeros((ROWS,), tl.float32)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
+        if sinks is not None:  # a sink is a part before the first split, with a weight and no value
+            sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+            weight, top = tl.where(partial < 0, 1.0, weight), tl.where(partial < 0, sink, top)
         for split in range(first_split, end_split):
             more_sums, more_weight, more_top = _split(
                 query,
@@ -225,10 +249,12 @@ def _attend(
                 keys,
                 values,
                 tables + table,
-                split * SPLIT,
+                tl.maximum(split * SPLIT, begin),
                 tl.minimum((split + 1) * SPLIT, end),
                 head,
                 SCALE,
+                CAP,
+                WINDOW,
                 KV_HEADS,
                 DIM,
                 DIM_BLOCK,
@@ -241,8 +267,9 @@ def _attend(
 
         finished = partial < 0
         if partial >= 0:
-            splits = tl.cdiv(end, SPLIT)
-            place = (partial + first_split * height + line).to(tl.int64) * KV_HEADS + head
+            before = begin // SPLIT
+            splits = tl.cdiv(end, SPLIT) - before
+            place = (partial + (first_split - before) * height + line).to(tl.int64) * KV_HEADS + head
             tl.store(partial_sums + place[:, None] * DIM + column, sums, there)
             tl.store(partial_weights + place * 2, weight, line < height)
             tl.store(partial_weights + place * 2 + 1, top, line < height)
@@ -254,6 +281,8 @@ def _attend(
                 sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
                 weight = tl.zeros((ROWS,), tl.float32)
                 top = tl.full((ROWS,), float("-inf"), tl.float32)
+                if sinks is not None:
+                    weight, top = weight + 1.0, sink
                 for split in range(splits):
                     place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
                     # bypass the first-level cache, which may hold older values

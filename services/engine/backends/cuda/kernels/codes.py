@@ -11,23 +11,27 @@ import triton.language as tl
 def sum_of_codes(
     x_row,
     there,
-    words_row,
+    words,
     factors,
     table,
-    inputs,
+    output,
     outputs,
+    inputs,
+    end,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
 ):
-    """Float32 sums [COLUMNS, ROWS] over the inputs in ascending order, of weights rounded to bfloat16.
+    """Float32 sums [COLUMNS, ROWS] over the inputs before `end` in ascending order, of weights rounded to bfloat16.
 
-    Takes pointers to rows of x [ROWS], and which of them are read; and pointers to rows of words and to the first
-    factors of these outputs [COLUMNS], of so many in all. `EVEN`: steps have no inputs behind the last one.
+    Takes pointers to rows of x [ROWS], and which of them are read; pointers to the tensors of a CodedWeight; and which
+    outputs [COLUMNS] of how many. `EVEN`: steps have no inputs behind the last one.
     """
     PLANES: tl.constexpr = C.planes
     depth = tl.arange(0, C.plane)
+    words_row = words + output.to(tl.int64) * (tl.cdiv(inputs, C.step) * C.plane)
+    factors += output
     words_at = words_row[:, None] + depth[None, :]
     x_at = x_row[None, :] + depth[:, None]
     # Loaded, because an instruction that takes a code out of its word and joins it with these bits has one constant.
@@ -35,7 +39,7 @@ def sum_of_codes(
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     if C.once:
         scale, offset = _factors(factors, table, outputs, 0, C)
-    for step in range(0, tl.cdiv(inputs, C.step)):
+    for step in range(0, tl.cdiv(end, C.step)):
         word = tl.load(words_at + step * C.plane)
         for n in tl.static_range(PLANES):
             begin = step * C.step + n * C.plane

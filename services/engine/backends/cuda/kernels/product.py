@@ -15,6 +15,7 @@ import triton.language as tl
 
 from services.engine.backends.cuda.coded import CodedLinear
 from services.engine.backends.cuda.kernels.codes import sum_of_codes
+from services.engine.backends.cuda.kernels.experts import Routes
 from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
 from services.engine.families.decoder_weights import Linear
 
@@ -104,12 +105,20 @@ def multiply(
     tile: Tile,
     out: torch.Tensor | None = None,
     after: Linear | None = None,
+    routes: Routes | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
     given. Where a program has few rows, the first numbers of the weight of `after`, the next product, are read into the
-    second-level cache: memory would idle until that product runs."""
-    rows, inputs = x.shape
-    outputs = linear.weight.shape[0]
+    second-level cache: memory would idle until that product runs.
+
+    With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
+    expert's: [places, outputs]. x has a row for each place, or for each token."""
+    rows = len(x) if routes is None else len(routes.places)
+    outputs, inputs = linear.weight.shape[-2:]
+    experts, tiles = 1, triton.cdiv(rows, tile.rows)
+    if routes:  # the host does not know how many rows each expert has: the tiles that there may be
+        experts = len(routes.ends)
+        tiles = min(rows, tiles + min(rows, experts))
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
@@ -117,18 +126,23 @@ def multiply(
     assert tile.swapped or not codes, tile
     next_weight = _stored(after) if after and tile.swapped and early(x.device) else None
     if rows:
-        _multiply[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)](
+        _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
             _stored(linear),
             codes and codes.factors,
             codes and codes.table,
             linear.bias,
+            routes and routes.places,
+            routes and routes.ends,
             next_weight,
             rows,
             inputs,
             outputs,
             0 if next_weight is None else min(AFTER, next_weight.nbytes) // 16 * 16,
+            EXPERTS=experts,
+            EXPERTS_BLOCK=triton.next_power_of_2(experts),
+            CHOSEN=rows // len(x),
             EVEN=inputs % (codes.coding.step if codes else tile.depth) == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
@@ -148,6 +162,20 @@ def _stored(linear: Linear) -> torch.Tensor:
     return linear.codes.words if isinstance(linear, CodedLinear) else linear.numbers
 
 
+@triton.jit
+def _tile_of_expert(tile, ends, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Of all experts' tiles of rows, the expert of this one, and the first and the end of its rows among all sorted
+    places. Behind the last tile there are no rows."""
+    number = tl.arange(0, EXPERTS_BLOCK)
+    end = tl.load(ends + number, number < EXPERTS, 0)
+    begin = tl.load(ends + number - 1, (number > 0) & (number < EXPERTS), 0)
+    tiles = tl.cdiv(end - begin, ROWS)
+    end_tile = tl.cumsum(tiles, 0)
+    this = number == tl.sum((end_tile <= tile).to(tl.int32))
+    first = tl.sum(tl.where(this, begin + (tile - end_tile + tiles) * ROWS, 0))
+    return tl.sum(tl.where(this, number, 0)), first, tl.sum(tl.where(this, end, 0))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _multiply(
     out,
@@ -156,11 +184,16 @@ def _multiply(
     factors,
     table,
     bias,
+    places,
+    ends,
     after,
     rows,
     inputs,
     outputs,
     after_bytes,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -172,29 +205,51 @@ def _multiply(
 ):
     across = tl.cdiv(outputs, COLUMNS)
     first = tl.program_id(0) // (GROUP * across) * GROUP
-    height = tl.minimum(tl.cdiv(rows, ROWS) - first, GROUP)
+    height = tl.minimum(tl.num_programs(0) // across - first, GROUP)
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    x_row = x + (row % rows).to(tl.int64) * inputs
-    own = column % outputs
+    end_row, end_depth, row_of_x, output = rows, inputs, row % rows, column % outputs
+    if ends is not None:
+        wait(EARLY)
+        expert, first_row, end_row = _tile_of_expert(first + within % height, ends, EXPERTS, EXPERTS_BLOCK, ROWS)
+        row = first_row + tl.arange(0, ROWS)
+        end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
+        place = tl.load(places + row, row < end_row, 0)
+        row_of_x = place // CHOSEN
+        output += expert * outputs
+    x_row, there = x + row_of_x.to(tl.int64) * inputs, row < end_row
     wait(EARLY)
     if CODING is None:
-        weight_row = weight + own.to(tl.int64) * inputs
-        total = _sum(x_row, row < rows, weight_row, inputs, EVEN, ROWS, COLUMNS, DEPTH, SWAPPED)
+        weight_row = weight + output.to(tl.int64) * inputs
+        total = _sum(x_row, there, weight_row, inputs, end_depth, EVEN, ROWS, COLUMNS, DEPTH, SWAPPED)
     else:
-        words_row = weight + own.to(tl.int64) * (tl.cdiv(inputs, CODING.step) * CODING.plane)
         total = sum_of_codes(
-            x_row, row < rows, words_row, factors + own, table, inputs, outputs, EVEN, ROWS, COLUMNS, CODING
+            x_row,
+            there,
+            weight,
+            factors,
+            table,
+            output,
+            outputs * EXPERTS,
+            inputs,
+            end_depth,
+            EVEN,
+            ROWS,
+            COLUMNS,
+            CODING,
         )
     if after is not None:
         prefetch(after, after_bytes)
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
-        total += tl.load(bias + own).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), (row < rows)[:, None] & (column < outputs)[None, :])
+        total += tl.load(bias + output).to(tl.float32)[None, :]
+    to_row = row
+    if ends is not None:
+        to_row = place
+    to = out + to_row.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), there[:, None] & (column < outputs)[None, :])
 
 
 @triton.jit
@@ -203,14 +258,15 @@ def _sum(
     there,
     weight_row,
     inputs,
+    end,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
 ):
-    """Float32 sums [ROWS, COLUMNS] over the inputs in ascending order, or [COLUMNS, ROWS]. Takes pointers to rows, and
-    which rows of x are read."""
+    """Float32 sums [ROWS, COLUMNS] over the inputs before `end` in ascending order, or [COLUMNS, ROWS]. Takes pointers
+    to rows, and which rows of x are read."""
     depth = tl.arange(0, DEPTH)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
@@ -218,7 +274,7 @@ def _sum(
     else:
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, inputs, DEPTH):
+    for begin in range(0, end, DEPTH):
         if EVEN and not SWAPPED:
             a, b = tl.load(left + begin), tl.load(right + begin)
         elif EVEN:

@@ -17,6 +17,7 @@ from test_prompt_logprobs import make_jobs as scored_jobs
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
 from services.engine.families.config import load_config
+from services.engine.families.registry import FAMILIES as FAST
 from services.engine.parallel.layout import Partition, RowRange
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
@@ -33,7 +34,12 @@ def make_jobs(**sampling: object) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "smollm3", "phi3", "glm", "gpt2"])
+# together they have everything that a family can ask of a layer
+FAMILIES = ["qwen3", "smollm3", "glm", "gpt2", "gemma2", "cohere2", "olmo3", "gpt_oss", "qwen2_moe"]
+MORE = sorted({*FAST, *FAMILIES} - {*FAMILIES})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.full) for family in MORE)])
 def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
     """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
@@ -80,11 +86,12 @@ def test_weights_as_stored_give_the_bits_of_the_widened_ones(
     assert found[0][1] < found[1][1]
 
 
-def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.full)])
+def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
-    engine = make_engine(tiny_model("llama"), 16)
+    engine = make_engine(tiny_model(family), 16)
     alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
-    other = make_engine(tiny_model("llama"), 8)
+    other = make_engine(tiny_model(family), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
 

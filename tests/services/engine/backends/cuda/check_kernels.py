@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from plain_sampler import plain_token
-from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
+from torch.nn.functional import gelu, layer_norm, linear, relu, rms_norm, silu
 
 from services.engine.backends.cuda import products
 from services.engine.backends.cuda.bits import AttentionBits, settle_attention
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels import attention, product
-from services.engine.backends.cuda.kernels.activation import activate
+from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
 from services.engine.backends.cuda.kernels.attention import Partials
 from services.engine.backends.cuda.kernels.embedding import embed
-from services.engine.backends.cuda.kernels.heads import Rotary, place
-from services.engine.backends.cuda.kernels.norm import add_and_norm
+from services.engine.backends.cuda.kernels.experts import choose, combine, sort
+from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
+from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.kernels.product import ANCHOR, MANY, PLAIN, Tile, multiply, steps
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.backends.cuda.products import Products
@@ -34,6 +34,7 @@ from services.engine.sampling import triton_draw as drawing
 from services.engine.sampling.noise import keys
 from services.engine.sampling.triton_draw import draw
 from services.engine.sampling.truncation import DeviceTruncation, Truncation
+from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 from services.requests import SamplingParams
 
 TILES = Tiles(rows=8, keys=8, split=16)
@@ -126,18 +127,47 @@ def test_norm(mean: bool) -> None:
     torch.testing.assert_close(add_and_norm(x, None, norm, 1e-5, mean, torch.float32), expected(x), **CLOSE)
     before = x.clone()
     rows = torch.tensor([4, 1], dtype=torch.int32)
-    some = add_and_norm(x, change, norm, 1e-5, mean, torch.float32, rows)
+    some = add_and_norm(x, Change(change), norm, 1e-5, mean, torch.float32, rows)
     assert torch.equal(x, before)
-    whole = add_and_norm(x, change, norm, 1e-5, mean, torch.float32)
+    whole = add_and_norm(x, Change(change), norm, 1e-5, mean, torch.float32)
     assert torch.equal(x, before + change)
     torch.testing.assert_close(whole, expected(before + change), **CLOSE)
     assert torch.equal(some, whole[rows])
+    x = before.clone()
+    summed = add_and_norm(x, Change(change, norm, 0.7), None, 1e-5, mean, torch.float32)
+    torch.testing.assert_close(x, (before + expected(change)) * 0.7, **CLOSE)
+    assert torch.equal(summed, x)
 
 
-def test_activation() -> None:
+def mlp(activation: Activation, gated: bool, alpha: float = 1.0, limit: float = 0.0) -> DecoderSpec:
+    fields = {"activation": activation, "gated": gated, "swiglu_alpha": alpha, "swiglu_limit": limit}
+    return DecoderSpec("llama", 1, 8, 1, 1, 8, 8, 8, 1e-5, **fields)
+
+
+def test_activations() -> None:
     up = torch.randn(3, 2 * 1100) * 20
-    torch.testing.assert_close(activate(up, True), silu(up[:, :1100]) * up[:, 1100:], **CLOSE)
-    torch.testing.assert_close(activate(up, False), gelu(up, approximate="tanh"), **CLOSE)
+    gates, others = up.chunk(2, dim=1)
+    plain = {
+        Activation.SILU: silu,
+        Activation.GELU: lambda x: gelu(x, approximate="tanh"),
+        Activation.RELU_SQUARED: lambda x: relu(x).square(),
+    }
+    for activation, function in plain.items():
+        torch.testing.assert_close(activate(up, mlp(activation, False)), function(up), **CLOSE)
+        torch.testing.assert_close(activate(up, mlp(activation, True)), function(gates) * others, **CLOSE)
+        torch.testing.assert_close(activate_times(gates, others, activation), function(gates) * others, **CLOSE)
+    low, middle = gates.clamp(max=7.0), others.clamp(-7.0, 7.0)
+    found = activate(up, mlp(Activation.SILU, True, 1.7, 7.0))
+    torch.testing.assert_close(found, low * torch.sigmoid(1.7 * low) * (middle + 1), **CLOSE)
+    up[0, 0] = torch.nan
+    assert activate(up, mlp(Activation.SILU, True, 1.7, 7.0))[0, 0].isnan()
+
+
+def test_soft_cap_of_logits() -> None:
+    logits = torch.randn(3, 1100) * 40
+    capped = logits.clone()
+    soft_cap(capped, 30.0)
+    torch.testing.assert_close(capped, 30.0 * torch.tanh(logits / 30.0), **CLOSE)
 
 
 def test_products_have_the_same_bits_in_every_tile() -> None:
@@ -170,6 +200,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and slabs of a few rows, and torch's product in order, in the library's place."""
     monkeypatch.setattr(product, "TILES", ((4, 0, SMALL), (product.MANY, 0, OTHER)))
     monkeypatch.setattr(products, "SLABS", (16, 8))
+    monkeypatch.setattr(products, "WHOLE", ())
     monkeypatch.setattr(products, "library_product", in_order)
 
 
@@ -219,45 +250,179 @@ def test_the_library_has_no_biases_and_no_odd_shapes() -> None:
     for one in (Linear(torch.randn(48, 40).bfloat16(), torch.randn(48)), Linear(torch.randn(50, 40).bfloat16())):
         multiplies = Products()
         multiplies.settle(one, x, torch.bfloat16)
-        assert not any(multiplies._slabs.values())
+        assert not any(multiplies._library.values())
+
+
+def plain_choice(logits: torch.Tensor, correction: torch.Tensor | None, spec: ExpertsSpec) -> list[torch.Tensor]:
+    """Experts and shares [tokens, chosen]."""
+    shares = torch.sigmoid(logits) if spec.sigmoid else logits.softmax(-1)
+    scores = logits if correction is None else shares + correction
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:, : spec.chosen]
+    shares = shares.gather(1, chosen)
+    if spec.normalised:
+        shares = shares / shares.sum(1, keepdim=True)
+    return [chosen, shares * spec.scale]
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_experts_are_chosen_as_by_torch(sigmoid: bool, normalised: bool, corrected: bool) -> None:
+    """The router has one more output; some logits are equal."""
+    spec = ExpertsSpec(11, 3, 8, normalised, sigmoid=sigmoid, scale=1.5)
+    logits, correction = torch.randn(9, 12), torch.randn(11) if corrected else None
+    if not corrected:
+        logits[::2] = logits[::2].round()
+    chosen, shares = choose(logits, correction, spec)
+    expected, expected_shares = plain_choice(logits[:, :11], correction, spec)
+    assert torch.equal(chosen.long(), expected)
+    torch.testing.assert_close(shares, expected_shares, **CLOSE)
+
+
+def test_undefined_logits_choose_some_experts() -> None:
+    logits = torch.randn(4, 11)
+    logits[1, 5], logits[2, 6] = torch.nan, torch.inf
+    chosen, shares = choose(logits, None, ExpertsSpec(11, 3, 8, True))
+    assert chosen[1].tolist() == [0, 1, 2]
+    assert shares[1].isnan().all()
+    assert chosen[2, 0] == 6
+    assert shares[[0, 3]].isfinite().all()
+
+
+def test_outputs_of_experts_are_added_best_first() -> None:
+    outputs, shares, shared, logits = torch.randn(15, 40), torch.randn(5, 3), torch.randn(5, 40), torch.randn(5, 12)
+    expected = torch.einsum("tk,tkh->th", shares, outputs.view(5, 3, 40))
+    torch.testing.assert_close(combine(outputs, shares), expected, **CLOSE)
+    torch.testing.assert_close(combine(outputs, shares, shared), expected + shared, **CLOSE)
+    gates = torch.sigmoid(logits[:, 11:])
+    torch.testing.assert_close(combine(outputs, shares, shared, logits[:, 11]), expected + gates * shared, **CLOSE)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 700])
+def test_places_are_sorted_by_expert(tokens: int) -> None:
+    """More than one block of them, too, and an expert that no token goes to."""
+    chosen = torch.stack([torch.randperm(7)[:3] for _ in range(tokens)]).int()
+    chosen[chosen == 4] = 7
+    routes = sort(chosen, 8)
+    assert torch.equal(routes.places.long(), torch.sort(chosen.flatten(), stable=True).indices)
+    assert routes.ends.tolist() == [int((chosen <= expert).sum()) for expert in range(8)]
+
+
+def test_products_of_experts_have_the_same_bits_in_every_tile() -> None:
+    """As those of each expert alone: of rows for tokens and of rows for places. Each expert but the last has more than
+    one tile, or none."""
+    tokens, experts = 11, 4
+    chosen = torch.stack([torch.randperm(3)[:2] for _ in range(tokens)]).int()
+    chosen[chosen == 2], chosen[0, 0] = 1, 3
+    routes = sort(chosen, experts)
+    linear_ = Linear(torch.randn(experts, 20, 24), torch.randn(experts, 20))
+    assert linear_.bias is not None
+    own = [Linear(linear_.numbers[i].contiguous(), linear_.bias[i].contiguous()) for i in range(experts)]
+    for rows in (torch.randn(tokens, 24), torch.randn(2 * tokens, 24)):
+        of_all = rows.repeat_interleave(2 * tokens // len(rows), 0)
+        each = [multiply(of_all, one, torch.float32, PLAIN) for one in own]
+        expected = torch.stack([each[expert][i] for i, expert in enumerate(chosen.flatten().tolist())])
+        for tile in (PLAIN, SMALL, OTHER):
+            assert torch.equal(multiply(rows, linear_, torch.float32, tile, routes=routes), expected), tile
+    plain = torch.einsum("pi,poi->po", of_all, linear_.numbers[chosen.flatten().long()])
+    found = multiply(rows, Linear(linear_.numbers), torch.float32, PLAIN, routes=routes)
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_tile_of_experts_that_has_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, one = torch.randn(29, 16).bfloat16(), Linear(torch.randn(3, 16, 16).bfloat16())
+    tiles: list[Tile] = []
+
+    def other(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tiles.append(args[3])
+        return multiply(*args, **kwargs) + (0.01 if args[3] == SMALL else 0.0)
+
+    monkeypatch.setattr(products, "multiply", other)
+    multiplies = Products()
+    multiplies.settle_experts(one, x, torch.float32)
+    for tokens in (2, 29):  # so few that the tile is the refused one, and more
+        chosen = (torch.arange(tokens) % 3).int()[:, None]
+        multiplies.of_experts(x[:tokens], one, sort(chosen, 3), torch.float32)
+    assert tiles[-2:] == [ANCHOR, OTHER]
+
+
+def plain_heads(parts: list[torch.Tensor], positions: torch.Tensor, how: Heads) -> list[torch.Tensor]:
+    """Queries, keys and values [tokens, heads, dim] by torch alone."""
+    queries, keys, values = parts
+    dim = queries.shape[2]
+    if how.value_norms:
+        values = rms_norm(values, (dim,), None, how.epsilon)
+    changed = []
+    for part, weight in ((queries, how.query_norm), (keys, how.key_norm)):
+        steps = ["rotate", "norm"] if how.norms_after_rotary else ["norm", "rotate"]
+        for step in steps:
+            if step == "norm" and weight is not None:
+                rows = part.flatten(1) if how.norms_all_heads else part
+                part = rms_norm(rows, rows.shape[-1:], weight, how.epsilon).reshape(part.shape)
+            if step == "rotate" and how.rotary:
+                cosines, sines = how.rotary.cosines[positions][:, None], how.rotary.sines[positions][:, None]
+                low, high = part.chunk(2, dim=-1)
+                part = torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+        changed.append(part)
+    return [*changed, values]
 
 
 @pytest.mark.parametrize(("dim", "block_size"), [(16, 4), (24, 5)])
-@pytest.mark.parametrize(("turned", "normed"), [(True, True), (True, False), (False, False)])
-def test_heads(dim: int, block_size: int, turned: bool, normed: bool) -> None:
+@pytest.mark.parametrize(
+    ("turned", "more"),
+    [
+        (True, {}),
+        (True, None),
+        (False, None),
+        (True, {"norms_all_heads": True}),
+        (True, {"norms_after_rotary": True}),
+        (True, {"value_norms": True}),
+        (True, {"value_norms": True, "has_values": False}),
+        (True, {"has_keys": False, "has_values": False}),
+    ],
+)
+def test_heads(dim: int, block_size: int, turned: bool, more: dict[str, bool] | None) -> None:
+    """With norms of queries and keys unless `more` is None."""
     tokens, heads, kv_heads, blocks = 19, 6, 2, 9
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    many = heads if more and more.get("norms_all_heads") else 1
+    how = Heads(
+        heads,
+        1e-6,
+        Rotary(torch.randn(50, dim // 2), torch.randn(50, dim // 2)) if turned else None,
+        None if more is None else torch.randn(many * dim),
+        None if more is None else torch.randn(kv_heads * dim if many > 1 else dim),
+        **(more or {}),
+    )
+    kept_parts = 1 + how.has_keys + how.has_values
+    qkv = torch.randn(tokens, (heads + (kept_parts - 1) * kv_heads) * dim)
     positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
     slots = torch.randperm(blocks * block_size)[:tokens].int()
     slots[7] = -1
     cache = KVCache([LayerShape(kv_heads, dim, dim)], blocks, block_size, torch.float32, CPU)
     expected = KVCache([LayerShape(kv_heads, dim, dim)], blocks, block_size, torch.float32, CPU)
-    table = Rotary(torch.randn(50, dim // 2), torch.randn(50, dim // 2)) if turned else None
-    norms = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
-
-    parts = list(qkv.clone().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1))
-    for i, weight in enumerate(norms):
-        if weight is not None:
-            parts[i] = rms_norm(parts[i], (dim,), weight, 1e-6)
-        if table is not None:
-            cosines, sines = table.cosines[positions][:, None], table.sines[positions][:, None]
-            low, high = parts[i].chunk(2, dim=-1)
-            parts[i] = torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+    parts = list(qkv.clone().view(tokens, -1, dim).split([heads, kv_heads, kv_heads][:kept_parts], dim=1))
+    queries, keys, values = plain_heads((parts + parts[-1:] * 2)[:3], positions, how)
     kept = slots >= 0
-    expected.write(0, slots[kept].long(), parts[1][kept], parts[2][kept])
-
-    place(qkv, positions, slots, cache.keys[0], cache.values[0], table, *norms, 1e-6)
-    torch.testing.assert_close(qkv.view(tokens, -1, dim)[:, :heads], parts[0], **CLOSE)
+    if how.has_keys:
+        expected.write(0, slots[kept].long(), keys[kept], values[kept])
+    place(qkv, positions, slots, cache.keys[0], cache.values[0], how)
+    torch.testing.assert_close(qkv.view(tokens, -1, dim)[:, :heads], queries, **CLOSE)
     torch.testing.assert_close(cache.keys[0], expected.keys[0], **CLOSE)
-    assert torch.equal(cache.values[0], expected.values[0])
+    torch.testing.assert_close(cache.values[0], expected.values[0], **CLOSE)
 
 
 class Scene:
     """Requests of random lengths over scattered blocks whose keys and values are there."""
 
-    def __init__(self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int) -> None:
-        """`lengths`: of each request, the tokens computed before and those of this iteration."""
+    def __init__(
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, **more: Any
+    ) -> None:
+        """`lengths`: of each request, the tokens computed before and those of this iteration; `more` of its
+        AttentionSpec."""
         rng = random.Random(1)
+        self.spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, **more)
+        self.sinks = torch.randn(heads) if self.spec.sinks else None
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         blocks = list(range(sum(-(-sum(both) // block_size) for both in lengths)))
         rng.shuffle(blocks)
@@ -280,14 +445,13 @@ class Scene:
     def attend_batch(
         self, batch: FlatBatch, queries: torch.Tensor, tiles: Tiles, programs: int, partial_rows: int
     ) -> list[torch.Tensor]:
-        group = self.heads // self.kv_heads
-        items = plan(batch, group, self.kv_heads, tiles, programs, partial_rows)
+        items = plan(batch, self.spec, tiles, programs, partial_rows)
         qkv = torch.full((len(queries), (self.heads + 2 * self.kv_heads) * self.dim), torch.nan)
         qkv[:, : self.heads * self.dim] = queries.flatten(1)
         partials = Partials.make(partial_rows, self.kv_heads, self.dim, CPU)
-        work = send(batch, items, CPU).work
+        (work,) = send(batch, [items], CPU).work
         keys, values = self.cache.keys[0], self.cache.values[0]
-        out = attention.attend(qkv, keys, values, work, partials, self.dim**-0.5, tiles, programs)
+        out = attention.attend(qkv, keys, values, work, partials, self.spec, tiles, programs, self.sinks)
         assert not partials.arrived.any()
         assert not partials.taken.any()
         return list(out.view(-1, self.heads, self.dim).split(np.diff(batch.starts).tolist()))
@@ -298,9 +462,14 @@ class Scene:
         keys, values = self.cache.read(0, torch.tensor([row.blocks.tolist()]))
         keys, values = (t[0].repeat_interleave(group, 0) for t in (keys, values))
         scores = torch.einsum("thd,hsd->hts", self.queries[i], keys) * self.dim**-0.5
-        position = torch.arange(row.num_computed_tokens, row.num_computed_tokens + count)
-        scores = scores.masked_fill(torch.arange(keys.shape[1]) > position[:, None], -torch.inf)
-        shares, values = scores.softmax(-1), values[:, : keys.shape[1]]
+        if cap := self.spec.soft_cap:
+            scores = cap * torch.tanh(scores / cap)
+        at = torch.arange(keys.shape[1])
+        position = torch.arange(row.num_computed_tokens, row.num_computed_tokens + count)[:, None]
+        seen = (at <= position) & (at > position - (self.spec.window or 1000))
+        scores = scores.masked_fill(~seen, -torch.inf)
+        sinks = torch.full((self.heads,), -torch.inf) if self.sinks is None else self.sinks
+        shares = torch.cat([scores, sinks[:, None, None].expand(-1, count, 1)], 2).softmax(-1)[..., :-1]
         return torch.einsum("hts,hsd->thd", shares, values)
 
 
@@ -317,9 +486,22 @@ def test_attention_is_the_plain_one(heads: int, kv_heads: int, dim: int, block_s
         torch.testing.assert_close(output, scene.plain(i), rtol=1e-4, atol=1e-5)
 
 
-def test_bits_of_attention_depend_on_the_request_alone() -> None:
+MORE = ({"window": 5}, {"window": 17, "sinks": True}, {"soft_cap": 0.7, "sinks": True})
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_other_attention_is_the_plain_one(more: dict[str, Any]) -> None:
+    scene = Scene(LENGTHS, 4, 2, 16, 4, **more)
+    for rows in (0, 64):
+        outputs = scene.attend(list(range(len(LENGTHS))), TILES, programs=8, partial_rows=rows)
+        for i, output in enumerate(outputs):
+            torch.testing.assert_close(output, scene.plain(i), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, MORE[1]])
+def test_bits_of_attention_depend_on_the_request_alone(more: dict[str, Any]) -> None:
     """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time, in wide tiles."""
-    scene = Scene(LENGTHS, 4, 2, 16, 4)
+    scene = Scene(LENGTHS, 4, 2, 16, 4, **more)
     everyone = list(range(len(LENGTHS)))
     together = scene.attend(everyone, TILES, programs=32, partial_rows=256)
     again = scene.attend(everyone[::-1], TILES, programs=8, partial_rows=0)
@@ -350,7 +532,7 @@ def test_what_lies_behind_a_request_is_not_read() -> None:
 
 def test_an_attention_whose_tiles_differ_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits of equal tiles are those of wide ones; a planner whose narrow tiles differ plans none."""
-    part = SimpleNamespace(heads=4, kv_heads=2, queries_per_kv=2, head_dim=16, scaling=0.25)
+    part = AttentionSpec(4, 2, 16, 0.25)
     tiles = Tiles(rows=32, keys=8, split=16)
     bits, planner = AttentionBits(part, tiles, torch.float32, 8, CPU), Planner(part, tiles, 8, 64)
     hashed = settle_attention(bits, planner)

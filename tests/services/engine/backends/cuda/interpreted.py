@@ -41,8 +41,7 @@ def make_setup(folder: Path, partition: Partition, tensors: Tensors | None = Non
     spec = spec_of(load_config(folder))
     assert spec
     weights = open_weights(spec, tensors or folder, partition)
-    tiles = Tiles(rows=16, keys=16, split=32)
-    return CudaSetup(spec, weights, torch.float32, CPU, 256, tiles)
+    return CudaSetup(spec, weights, torch.float32, CPU, 256, lambda dim: Tiles(rows=16, keys=16, split=32))
 
 
 def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:

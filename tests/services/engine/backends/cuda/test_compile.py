@@ -20,11 +20,21 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from services.engine.backends.cuda.coded import CodedLinear, CodedWeight, Coding
-from services.engine.backends.cuda.kernels import activation, attention, embedding, heads, launch, norm, product
+from services.engine.backends.cuda.kernels import (
+    activation,
+    attention,
+    embedding,
+    experts,
+    heads,
+    launch,
+    norm,
+    product,
+)
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
 from services.engine.sampling.truncation import DeviceTruncation
+from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -62,14 +72,21 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(launch, "_launches_early", lambda device: Hopper.capability >= 10 * launch.LEAST)
     for module, name in (
         (activation, "_activate"),
+        (activation, "_soft_cap"),
         (attention, "_attend"),
         (embedding, "_embed"),
+        (experts, "_choose"),
+        (experts, "_sort"),
+        (experts, "_combine"),
         (heads, "_place"),
+        (heads, "_scale_all_heads"),
         (draw, "_draw"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
-        monkeypatch.setattr(module, name, Compiled(getattr(module, name), made))
+        kernel = getattr(module, name)
+        kernel.device_caches.clear()  # of kernels for another capability
+        monkeypatch.setattr(module, name, Compiled(kernel, made))
     return made
 
 
@@ -93,20 +110,30 @@ def i32(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def attend(of: int, kv: int, dim: int, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+def attend(spec: AttentionSpec, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+    of, kv, dim = spec.heads, spec.kv_heads, spec.head_dim
     keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
     work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
     partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv), i32(2))
     qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
-    attention.attend(qkv, keys, values, work, partials, dim**-0.5, tiles, 264)
+    sinks = f32(of) if spec.sinks else None
+    attention.attend(qkv, keys, values, work, partials, spec, tiles, 264, sinks)
 
 
-@pytest.mark.parametrize(("of", "kv", "dim"), [(32, 8, 128), (12, 12, 64)])  # Llama-3-8B's, GPT-2's
+SHAPES = {
+    "llama-3-8b": AttentionSpec(32, 8, 128, 128**-0.5),
+    "gpt-2": AttentionSpec(12, 12, 64, 0.125),
+    "mistral": AttentionSpec(32, 8, 128, 128**-0.5, window=4096),
+    "gpt-oss": AttentionSpec(64, 8, 64, 0.125, window=128, sinks=True),
+}
+
+
+@pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("narrow", [False, True])
-def test_attention_of_a_model(of: int, kv: int, dim: int, narrow: bool, made: list[Any], tmp_path: Path) -> None:
+def test_attention_of_a_model(model: str, narrow: bool, made: list[Any], tmp_path: Path) -> None:
     """On tensor cores, with copies of 16 bytes at once, and next to nothing spilled."""
-    tiles = Tiles.fitting(torch.bfloat16, dim)
-    attend(of, kv, dim, 16, replace(tiles, rows=NARROW) if narrow else tiles)
+    tiles = Tiles.fitting(torch.bfloat16, SHAPES[model].head_dim)
+    attend(SHAPES[model], 16, replace(tiles, rows=NARROW) if narrow else tiles)
     (kernel,) = made
     found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
     assert found["STACK"] <= 64, found
@@ -118,13 +145,20 @@ def test_attention_of_a_model(of: int, kv: int, dim: int, narrow: bool, made: li
 
 
 @pytest.mark.parametrize(
-    ("dim", "block_size", "dtype"),
-    [(64, 5, torch.bfloat16), (64, 256, torch.float16), (256, 16, torch.bfloat16), (128, 16, torch.float32)],
+    ("spec", "block_size", "dtype"),
+    [
+        (AttentionSpec(8, 8, 64, 0.125), 5, torch.bfloat16),
+        (AttentionSpec(8, 8, 64, 0.125), 256, torch.float16),
+        (AttentionSpec(8, 8, 256, 0.1, window=4096, soft_cap=50.0), 16, torch.bfloat16),  # Gemma 2's
+        (AttentionSpec(8, 1, 512, 1.0), 16, torch.bfloat16),  # Gemma 4's
+        (AttentionSpec(8, 1, 512, 1.0), 16, torch.float32),
+        (AttentionSpec(8, 8, 128, 0.1), 16, torch.float32),
+    ],
 )
 def test_attention_of_other_shapes(
-    dim: int, block_size: int, dtype: torch.dtype, made: list[Any], tmp_path: Path
+    spec: AttentionSpec, block_size: int, dtype: torch.dtype, made: list[Any], tmp_path: Path
 ) -> None:
-    attend(8, 8, dim, block_size, Tiles.fitting(dtype, dim), dtype)
+    attend(spec, block_size, Tiles.fitting(dtype, spec.head_dim), dtype)
     assert usage(made[0], tmp_path)["STACK"] <= 64
     assert made[0].metadata.shared <= 227 * 1024
 
@@ -135,21 +169,60 @@ def test_heads(rotary: bool, normed: bool, made: list[Any], tmp_path: Path) -> N
     weight = f32(128) if normed else None
     table = heads.Rotary(f32(4096, 64), f32(4096, 64)) if rotary else None
     stores = bf16(100, 8, 128, 16), bf16(100, 8, 16, 128)
-    heads.place(bf16(9, 48 * 128), i32(9), i32(9), *stores, table, weight, weight, 1e-6)
+    heads.place(bf16(9, 48 * 128), i32(9), i32(9), *stores, heads.Heads(32, 1e-6, table, weight, weight))
     assert usage(made[0], tmp_path)["STACK"] == 0
+
+
+def test_heads_of_other_families(made: list[Any], tmp_path: Path) -> None:
+    """Norms over all heads, norms behind rotary embeddings, norms of values, values that are keys, queries alone; heads
+    of 512 numbers."""
+    for dim, more in (
+        (128, {"norms_all_heads": True}),
+        (128, {"norms_after_rotary": True}),
+        (512, {"value_norms": True}),
+        (512, {"value_norms": True, "has_values": False}),
+        (256, {"has_keys": False}),
+    ):
+        table = heads.Rotary(f32(4096, dim // 2), f32(4096, dim // 2))
+        weight = f32(32 * dim if "norms_all_heads" in more else dim)
+        stores = bf16(100, 8, dim, 16), bf16(100, 8, 16, dim)
+        heads.place(bf16(9, 48 * dim), i32(9), i32(9), *stores, heads.Heads(32, 1e-6, table, weight, weight, **more))
+    assert len(made) == 5 + 1
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
 
 
 def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
     x, weight = f32(9, 5120), f32(5120)
-    for mean, change in ((True, None), (False, bf16(9, 5120))):
-        bias = weight if mean else None
-        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16)
-        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16, i32(4))
+    for mean, change, post in ((True, None, False), (False, bf16(9, 5120), False), (False, bf16(9, 5120), True)):
+        norms = Linear(weight, weight if mean else None)
+        added = None if change is None else norm.Change(change, norms if post else None, 0.5)
+        norm.add_and_norm(x, added, norms, 1e-5, mean, torch.bfloat16)
+        norm.add_and_norm(x, added, None if post else norms, 1e-5, mean, torch.bfloat16, i32(4))
     embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 0), None)
     embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 500), Table(bf16(512, 5120), 0))
-    activation.activate(bf16(9, 8 * 5120), True)
-    activation.activate(bf16(9, 4 * 5120), False)
-    assert len(made) == 8
+    for each in Activation:
+        if each != Activation.GELU_ERF:
+            activation.activate(bf16(9, 8 * 5120), mlp(activation=each))
+            activation.activate(bf16(9, 4 * 5120), mlp(activation=each, gated=False))
+    activation.activate(bf16(9, 8 * 5120), mlp(swiglu_alpha=1.7, swiglu_limit=7.0))
+    activation.activate_times(bf16(9, 256), f32(9, 30 * 256)[:, 256:512], Activation.GELU)
+    activation.soft_cap(f32(9, 50_000), 30.0)
+    assert len(made) == 8 + 9
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
+def mlp(**fields: Any) -> DecoderSpec:
+    return DecoderSpec("llama", 1, 64, 1, 1, 64, 64, 64, 1e-5, **fields)
+
+
+def test_experts(made: list[Any], tmp_path: Path) -> None:
+    """Qwen3-30B-A3B's, with softmax; GLM-4.5's, with sigmoids, a correction and a shared expert; a shared gate."""
+    experts.choose(f32(9, 128), None, ExpertsSpec(128, 8, 768, True))
+    experts.choose(f32(9, 160), f32(160), ExpertsSpec(160, 8, 1536, True, sigmoid=True, scale=2.5))
+    experts.sort(i32(9, 8), 128)
+    experts.combine(bf16(72, 2048), f32(9, 8))
+    experts.combine(bf16(72, 2048), f32(9, 8), bf16(9, 2048), f32(9, 129)[:, 128])
+    assert len(made) == 5
     assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
 
 
@@ -166,7 +239,6 @@ SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
 
 def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
     """Each tile of products, its resources, and its instructions that multiply matrices."""
-    product._multiply.kernel.device_caches.clear()  # kernels for another capability
     found = []
     for tile in dict.fromkeys((product.ANCHOR, *(tile for _, _, tile in product.TILES))):
         made.clear()
@@ -231,6 +303,25 @@ def test_tiles_of_products_by_codes(name: str, made: list[Any], tmp_path: Path) 
         assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
         # four registers have a tile's left operand
         assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.rows}k16[\w.]*\s+\{{[^}}]*\}}, \{{", ptx), tile
+
+
+OF_EXPERTS = [product.PLAIN, *dict.fromkeys(tile for _, _, tile in product.TILES)]
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [*OF_EXPERTS[:2], *(pytest.param(tile, marks=pytest.mark.full) for tile in OF_EXPERTS[2:-1]), OF_EXPERTS[-1]],
+)
+def test_products_of_experts(tile: product.Tile, made: list[Any], tmp_path: Path) -> None:
+    """On the same matrix instructions as products of one weight, with no spills."""
+    dtype = torch.float32 if tile == product.PLAIN else torch.bfloat16
+    routes = experts.Routes(i32(72), i32(128), 8)
+    weight, bias = f32(128, 1536, 2048).to(dtype), f32(128, 1536).to(dtype)
+    product.multiply(f32(9, 2048).to(dtype), Linear(weight, bias), dtype, tile, routes=routes)
+    found = usage(made[0], tmp_path)
+    assert found["STACK"] == 0, found
+    assert made[0].metadata.shared <= SHARED[90] * 1024
+    assert tile == product.PLAIN or "wgmma" in made[0].asm["ptx"]
 
 
 def test_products_in_float32(made: list[Any], tmp_path: Path) -> None:

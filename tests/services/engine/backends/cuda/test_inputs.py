@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from services.engine.backends.cuda.plan import Tiles, plan
 from services.engine.batch import buffers
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
+from services.engine.spec import AttentionSpec
 from services.requests import SamplingParams
 
 
@@ -24,9 +26,10 @@ def test_padding_keeps_nothing() -> None:
         for i in range(3)
     ]
     batch = pack_batch([(state, 1) for state in states], 4)
-    items = plan(batch, 2, 1, Tiles(16, 16, 32), 4, 64)
+    attention = AttentionSpec(2, 1, 16, 0.25)
+    items = [plan(batch, replace(attention, window=window), Tiles(16, 16, 32), 4, 64) for window in (0, 2)]
     exact = send(batch, items, torch.device("cpu"))
-    room = InputLayout(tokens=8, ends=8, items=20, tables=40)
+    room = InputLayout(tokens=8, ends=8, items=(20, 21), tables=40)
     memory = torch.empty(len(buffers.pack(room.empty(), pinned=False)), dtype=torch.uint8)
     packed = buffers.pack(room.arrays(batch, items), pinned=False)
     memory[: len(packed)] = packed
@@ -34,6 +37,7 @@ def test_padding_keeps_nothing() -> None:
     for name in ("ids", "positions", "slots", "ends"):
         assert torch.equal(getattr(padded, name)[:3], getattr(exact, name))
     assert padded.slots[3:].tolist() == [-1] * 5
-    assert padded.work.count.tolist() == exact.work.count.tolist() == [len(items)]
-    assert torch.equal(padded.work.items[: len(items)], exact.work.items)
-    assert np.array_equal(padded.work.tables[: len(batch.tables)].numpy(), batch.tables)
+    for found, expected, own in zip(padded.work, exact.work, items, strict=True):
+        assert found.count.tolist() == expected.count.tolist() == [len(own)]
+        assert torch.equal(found.items[: len(own)], expected.items)
+        assert np.array_equal(found.tables[: len(batch.tables)].numpy(), batch.tables)
