@@ -54,32 +54,46 @@ class Widened(RandomTensors):
         return found if isinstance(found, torch.Tensor) else found.dequantize().to(self._dtype)
 
 
+def quantized_names(tensors: RandomTensors, family: str) -> list[str]:
+    """All products but routers, and those of experts one by one, as a checkpoint has them."""
+    names = [name for name in tensors.names if tensors.rows(name) > 1 and "norm" not in name and "experts" not in name]
+    experts = (f"model.layers.{i}.mlp.experts.{n}.{part}_proj" for i in range(2) for n in range(8) for part in PARTS)
+    singles = [f"{name}.weight" for name in experts] if "moe" in family else []
+    return [name for name in names if "mlp.gate." not in name] + singles
+
+
+PARTS = ("gate", "up", "down")
+
+
 @pytest.mark.parametrize(
-    "form",
+    ("family", "form"),
     [
-        GroupFormat(4, 32),
+        ("llama", GroupFormat(4, 32)),
         *(
-            pytest.param(form, marks=pytest.mark.full)
-            for form in (GroupFormat(8, 64), GroupFormat(8, 64, Values.E4M3), GroupFormat(4, 16, Values.E2M1))
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("qwen3_moe", GroupFormat(4, 32)),
+                ("llama", GroupFormat(8, 64)),
+                ("llama", GroupFormat(8, 64, Values.E4M3)),
+                ("llama", GroupFormat(4, 16, Values.E2M1)),
+            )
         ),
     ],
 )
 def test_weights_as_stored_give_the_bits_of_the_widened_ones(
-    form: GroupFormat, tiny_model: Callable[[str], Path]
+    family: str, form: GroupFormat, tiny_model: Callable[[str], Path]
 ) -> None:
-    """All products but the router's, biases and norms, and the vocabulary's too."""
-    folder = tiny_model("llama")
+    """Of all products but routers."""
+    folder = tiny_model(family)
     config = load_config(folder)
+    names = quantized_names(RandomTensors(config, torch.bfloat16, CPU), family)
+    groups = {name: form._replace(size=40) if "experts" in name and "down" in name else form for name in names}
     found = []
     for kind in (RandomTensors, Widened):
-        tensors = kind(config, torch.bfloat16, CPU)
-        tensors.groups = dict.fromkeys((name for name in tensors.names if "norm" not in name), form)
-        setup = make_setup(folder, Partition(), tensors)
+        setup = make_setup(folder, Partition(), kind(config, torch.bfloat16, CPU, groups=groups))
         decoder = CudaDecoder(setup)
-        products = {name for name in tensors.groups if "embed" not in name}
-        assert {name for name, stored in decoder.as_stored.items() if stored} == (
-            products if kind is RandomTensors else set()
-        )
+        stored = {name for name, as_stored in decoder.as_stored.items() if as_stored}
+        assert stored == ({name for name in names if "embed" not in name} if kind is RandomTensors else set())
         jobs = Driver(make(decoder, setup.spec, 8)).run(make_jobs(temperature=0.0, logprobs=3))
         found.append(([(job.output, job.logprobs) for job in jobs], decoder.memory))
     assert found[0][0] == found[1][0]
