@@ -75,6 +75,7 @@ class Bench:
         self.dtype = devices.choose_dtype(self._settings, self.device)
         if self._on_cuda:
             self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
+            devices.forbid_shortcuts()  # before anything is multiplied
         self.folder = None if shape else model_folder(options)
         self._form = FORMATS[form] if form else None
         self.name = "-".join(filter(None, (shape, form))) or (self.folder.name if self.folder else "")

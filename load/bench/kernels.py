@@ -81,7 +81,7 @@ def bits(bench: Bench) -> PartResult:
         with _warnings() as refused:
             of = _attention(bench)
             rows = layers.PARTIAL_SPLITS * of.part.queries_per_kv
-            hashed = settle_attention(of, Planner(of.part, of.tiles, of.programs, rows))
+            hashed = settle_attention(of, Planner(of.part, of.tiles, of.multiprocessors, rows))
         found["attention"] = {"hash": hashed.hex()[:8], "refused": refused}
     lines = [[name, one["hash"], "; ".join(one["refused"]) or "nothing"] for name, one in found.items()]
     return PartResult(table(["what", "hash of its bits", "refused"], lines), found)
@@ -157,7 +157,8 @@ def _attention(bench: Bench) -> AttentionBits:
     tiles = Tiles.fitting(bench.dtype, spec.head_dim)
     if bench.device.type == "cpu":  # an interpreter takes long
         tiles = replace(tiles, split=tiles.keys)
-    return AttentionBits(spec.attention_of(0), tiles, bench.dtype, layers.programs_of(bench.device), bench.device)
+    device = bench.device
+    return AttentionBits(spec.attention_of(0), tiles, bench.dtype, layers.multiprocessors_of(device), device)
 
 
 def _plain_attention(of: AttentionBits) -> torch.Tensor:

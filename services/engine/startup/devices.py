@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import torch
 
@@ -32,7 +33,10 @@ def name(device: torch.device) -> str:
 
 
 def forbid_shortcuts() -> None:
-    """Let products and convolutions of torch on a GPU have no sums in fewer bits than float32."""
+    """Let products and convolutions of torch on a GPU have no sums in fewer bits than float32, and no sums in parts:
+    cuBLAS splits the inputs of a product only if it has a workspace. Torch reads this when it multiplies for the first
+    time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -31,7 +31,7 @@ class AttentionBits:
     part: AttentionSpec
     tiles: Tiles
     dtype: torch.dtype
-    programs: int
+    multiprocessors: int
     device: torch.device
 
     def lengths(self) -> list[int]:
@@ -59,11 +59,12 @@ class AttentionBits:
         """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of
         several merges them."""
         part, (batch, qkv, keys, values) = self.part, self.drawn()
-        items = plan(batch, part, tiles, self.programs, partial_rows)
+        programs = tiles.resident * self.multiprocessors
+        items = plan(batch, part, tiles, programs, partial_rows)
         partials = Partials.make(max(1, partial_rows), part.kv_heads, part.head_dim, self.device)
         (work,) = send(batch, [items], self.device).work
         sinks = torch.ones(part.heads, device=self.device) if part.sinks else None
-        return attend(qkv, keys, values, work, partials, part, tiles, self.programs, sinks)
+        return attend(qkv, keys, values, work, partials, part, tiles, self.multiprocessors, sinks)
 
 
 def settle_attention(bits: AttentionBits, planner: Planner) -> bytes:

@@ -37,9 +37,9 @@ class CudaDecoder(RankDecoder):
         self.weight_dtype = self.cache_dtype = setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
         self.weight_bytes = self.kernels.weight_bytes
-        programs = self.kernels.programs
+        multiprocessors = self.kernels.multiprocessors
         self.planners = [
-            Planner(of, setup.tiles(of.head_dim), programs, PARTIAL_SPLITS * of.queries_per_kv)
+            Planner(of, setup.tiles(of.head_dim), multiprocessors, PARTIAL_SPLITS * of.queries_per_kv)
             for of in self.kernels.attentions
         ]
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
@@ -48,7 +48,10 @@ class CudaDecoder(RankDecoder):
         self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            bits = [AttentionBits(of.attention, of.tiles, setup.dtype, programs, setup.device) for of in self.planners]
+            bits = [
+                AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device)
+                for of in self.planners
+            ]
             attention = (settle_attention(*both) for both in zip(bits, self.planners, strict=True))
             self.backend += f" {fingerprint(self.kernels.settle(), *attention)}"
 

@@ -88,7 +88,7 @@ class CudaLayers:
         self._product = Products()
         self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
         self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
-        self.programs = programs_of(setup.device)
+        self.multiprocessors = multiprocessors_of(setup.device)
         self._layers = self._on_device(setup, layers)
         self._embedding = self._table(weights.embedding(), weights.embedding_name) if layout.is_first else None
         has_positions = layout.is_first and not part.rotary
@@ -130,19 +130,17 @@ class CudaLayers:
         dtype, product, parallel = self._dtype, self._product, self._part.parallel
         all_reduce = all_reduce or _unchanged
         of_layers = self._layer_inputs(inputs, x, all_reduce) if self._inputs else None
-        following = [*(layer.weights.qkv for layer in self._layers[1:]), self._vocabulary]
         change: Change | None = None
-        for layer, after in zip(self._layers, following, strict=True):
+        for layer in self._layers:
             weights = layer.weights
             normed = self._add_and_norm(x, change, weights.attention_norm)
-            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype, after=weights.up)
+            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype)
             if parallel:
-                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed, after))))
+                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed))))
                 continue
             change = Change(all_reduce(added), weights.attention_post_norm)
             normed = self._add_and_norm(x, change, weights.mlp_norm)
-            fed = all_reduce(self._feed_forward(layer, normed, after))
-            change = Change(fed, weights.mlp_post_norm, weights.scale)
+            change = Change(all_reduce(self._feed_forward(layer, normed)), weights.mlp_post_norm, weights.scale)
             if weights.inputs:
                 assert of_layers is not None, "the spec has inputs of layers"
                 change = self._add_inputs(x, change, weights.inputs, next(of_layers))
@@ -193,19 +191,15 @@ class CudaLayers:
 
     def _attend(self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor) -> torch.Tensor:
         kind, keys, values = layer.attention, self._cache.keys[layer.kv], self._cache.values[layer.kv]
-        qkv = self._product(normed, layer.weights.qkv, self._dtype, after=layer.weights.output)
+        qkv = self._product(normed, layer.weights.qkv, self._dtype)
         place(qkv, inputs.positions, inputs.slots, keys, values, layer.how)
         work, partials, spec = inputs.work[kind], self._partials[kind], self.attentions[kind]
-        return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.programs, layer.weights.sinks)
+        return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.multiprocessors, layer.weights.sinks)
 
-    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor, after: Linear | None) -> torch.Tensor:
-        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one. `after` is the product
-        that comes next."""
+    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor) -> torch.Tensor:
+        """What a layer's MLP computes, or its experts and the MLP beside them, if there is one."""
         product, dtype, up, down = self._product, self._dtype, layer.weights.up, layer.weights.down
-        shared = None
-        if up and down:
-            inner = activate(product(normed, up, dtype, after=down), self._part)
-            shared = product(inner, down, dtype, after=None if layer.experts else after)
+        shared = product(activate(product(normed, up, dtype), self._part), down, dtype) if up and down else None
         if layer.experts is None:
             assert shared is not None, "a layer has an MLP or experts"
             return shared
@@ -362,8 +356,8 @@ def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def programs_of(device: torch.device) -> int:
-    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
+def multiprocessors_of(device: torch.device) -> int:
+    """On how many attention runs. The interpreter runs one program after another."""
     if device.type == "cpu":
-        return 3
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

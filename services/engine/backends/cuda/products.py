@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from services.engine.backends.cuda.coded import CodedLinear, Coding
 from services.engine.backends.cuda.kernels.experts import Routes, sort
@@ -18,7 +19,7 @@ from services.engine.families.decoder_weights import Linear
 # these numbers only, for which its bits were compared; a tile computes what is left. Many rows are cut into SLABS.
 # The others, of iterations with so many increments, are taken whole: to cut them would read the weights twice.
 SLABS = (2048, 1024, 512)
-WHOLE = (256, 224, 192, 160, 128)
+WHOLE = (256, 224, 192, 160, *range(128, 48, -16))
 ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
 
 log = logging.getLogger(__name__)
@@ -55,16 +56,11 @@ class Products:
         self._refused: dict[Shape, frozenset[Tile]] = {}
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        linear: Linear,
-        dtype: torch.dtype,
-        out: torch.Tensor | None = None,
-        after: Linear | None = None,
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
-        `out` if it is given. `after` is the product that comes next. An adapter (LoRA) would add its rows' B(Ax) to the
-        result here, and in `Product` of backends/cpu/kernels/layers.h."""
+        `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
+        backends/cpu/kernels/layers.h."""
         shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
@@ -75,7 +71,7 @@ class Products:
                     library_product(x[begin : begin + count], linear, out[begin : begin + count])
                     begin += count
         if begin < rows:
-            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:], after)
+            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
         return out
 
     def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +106,15 @@ class Products:
         refused = set()
         for step in shape.steps:
             for rows in {step.least, min(step.most, most)}:
-                if not torch.equal(way(rows, step.tile), expected[:rows]):
+                if step.tile in refused:
+                    continue
+                try:
+                    found = way(rows, step.tile)
+                except OutOfResources as error:
+                    refused.add(step.tile)
+                    log.info("product %s: %s does not fit this GPU, not used: %s", shape, step.tile, error)
+                    continue
+                if not torch.equal(found, expected[:rows]):
                     refused.add(step.tile)
                     log.warning(
                         "product %s: %s differs from %s at %d rows, not used", shape, step.tile, shape.anchor, rows

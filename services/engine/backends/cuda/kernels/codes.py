@@ -11,11 +11,10 @@ import triton.language as tl
 def sum_of_codes(
     x_row,
     there,
-    words,
+    words_row,
     factors,
-    table,
-    output,
     outputs,
+    table,
     inputs,
     end,
     EVEN: tl.constexpr,
@@ -25,13 +24,11 @@ def sum_of_codes(
 ):
     """Float32 sums [COLUMNS, ROWS] over the inputs before `end` in ascending order, of weights rounded to bfloat16.
 
-    Takes pointers to rows of x [ROWS], and which of them are read; pointers to the tensors of a CodedWeight; and which
-    outputs [COLUMNS] of how many. `EVEN`: steps have no inputs behind the last one.
+    Takes pointers to rows of x [ROWS], and which of them are read; pointers to rows of words and to the first factors
+    of these outputs [COLUMNS], of which the weight has so many in all. `EVEN`: steps have no inputs behind the last.
     """
     PLANES: tl.constexpr = C.planes
     depth = tl.arange(0, C.plane)
-    words_row = words + output.to(tl.int64) * (tl.cdiv(inputs, C.step) * C.plane)
-    factors += output
     words_at = words_row[:, None] + depth[None, :]
     x_at = x_row[None, :] + depth[:, None]
     # Loaded, because an instruction that takes a code out of its word and joins it with these bits has one constant.

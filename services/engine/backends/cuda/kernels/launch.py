@@ -36,10 +36,8 @@ def wait(EARLY: tl.constexpr):
 
 
 @triton.jit
-def prefetch(numbers, size):
-    """Read these `size` bytes into the second-level cache, each program its share. Nothing waits for it."""
-    step = (tl.cdiv(size, tl.num_programs(0) * 128) + 15) // 16 * 16
-    begin = (tl.program_id(0) * 128 + tl.arange(0, 128)) * step
+def read_ahead(places, sizes):
+    """Read so many bytes, multiples of 16, at each place into the second-level cache. Nothing waits for it."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred some;
@@ -48,7 +46,7 @@ def prefetch(numbers, size):
         mov.u32 $0, 0;
         }""",
         "=r,l,r",
-        [numbers.to(tl.pointer_type(tl.int8)) + begin, tl.minimum(step, size - begin)],
+        [places, sizes],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

@@ -16,10 +16,9 @@ import triton.language as tl
 from services.engine.backends.cuda.coded import CodedLinear
 from services.engine.backends.cuda.kernels.codes import sum_of_codes
 from services.engine.backends.cuda.kernels.experts import Routes
-from services.engine.backends.cuda.kernels.launch import early, prefetch, wait
+from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
 
-AFTER = 24 << 20  # bytes of the next weights that are read into the second-level cache, of which it holds more
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
@@ -41,19 +40,20 @@ PLAIN = Tile(rows=32, outputs=64, depth=32, warps=4, stages=2)  # float32, which
 
 # For 16-bit numbers: the most rows of x that a tile is for, the most outputs of a product that it is for (0: any), and
 # the tile. The first that fits is taken. Few rows need many bytes in flight, many rows need large tiles; a product of
-# few outputs needs small tiles, or most multiprocessors would idle.
+# few outputs needs small tiles, or most multiprocessors would idle. From 64 rows on, the library is faster where it can
+# be asked (see `Products`).
 MANY = 1 << 30
 TILES = (
-    (16, 16384, Tile(rows=16, outputs=64, depth=256, warps=4, stages=4, swapped=True)),
-    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
-    (32, 16384, Tile(rows=32, outputs=64, depth=256, warps=4, stages=3, swapped=True)),
+    (16, 16384, Tile(rows=16, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
+    (16, 0, Tile(rows=16, outputs=128, depth=128, warps=4, stages=4, swapped=True)),
+    (32, 16384, Tile(rows=32, outputs=64, depth=128, warps=4, stages=8, swapped=True)),
     (32, 0, Tile(rows=32, outputs=128, depth=128, warps=8, stages=4, swapped=True)),
-    (64, 16384, Tile(rows=64, outputs=64, depth=128, warps=4, stages=4, swapped=True)),
-    (64, 0, Tile(rows=64, outputs=64, depth=64, warps=4, stages=6, swapped=True)),
-    (128, 16384, Tile(rows=128, outputs=32, depth=128, warps=4, stages=4)),
+    (64, 16384, Tile(rows=64, outputs=32, depth=128, warps=4, stages=6)),
+    (64, 0, Tile(rows=64, outputs=128, depth=64, warps=4, stages=5, swapped=True)),
+    (128, 16384, Tile(rows=128, outputs=64, depth=64, warps=4, stages=8)),
     (128, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5, swapped=True)),
-    (512, 0, Tile(rows=128, outputs=128, depth=64, warps=8, stages=5)),
-    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=3)),
+    (MANY, 16384, Tile(rows=128, outputs=128, depth=64, warps=8, stages=6)),
+    (MANY, 0, Tile(rows=256, outputs=128, depth=64, warps=8, stages=4)),
 )
 
 
@@ -104,12 +104,10 @@ def multiply(
     dtype: torch.dtype,
     tile: Tile,
     out: torch.Tensor | None = None,
-    after: Linear | None = None,
     routes: Routes | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given. Where a program has few rows, the first numbers of the weight of `after`, the next product, are read into the
-    second-level cache: memory would idle until that product runs.
+    given.
 
     With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
     expert's: [places, outputs]. x has a row for each place, or for each token."""
@@ -124,7 +122,6 @@ def multiply(
     assert out.dtype == dtype, out.dtype
     codes = linear.codes if isinstance(linear, CodedLinear) else None
     assert tile.swapped or not codes, tile
-    next_weight = _stored(after) if after and tile.swapped and early(x.device) else None
     if rows:
         _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
@@ -135,11 +132,9 @@ def multiply(
             linear.bias,
             routes and routes.places,
             routes and routes.ends,
-            next_weight,
             rows,
             inputs,
             outputs,
-            0 if next_weight is None else min(AFTER, next_weight.nbytes) // 16 * 16,
             EXPERTS=experts,
             EXPERTS_BLOCK=triton.next_power_of_2(experts),
             CHOSEN=rows // len(x),
@@ -186,11 +181,9 @@ def _multiply(
     bias,
     places,
     ends,
-    after,
     rows,
     inputs,
     outputs,
-    after_bytes,
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
@@ -209,7 +202,10 @@ def _multiply(
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    end_row, end_depth, row_of_x, output = rows, inputs, row % rows, column % outputs
+    end_row, end_depth, row_of_x, own = rows, inputs, row % rows, column % outputs
+    width = inputs  # of a row of the weight
+    if CODING is not None:
+        width = tl.cdiv(inputs, CODING.step) * CODING.plane
     if ends is not None:
         wait(EARLY)
         expert, first_row, end_row = _tile_of_expert(first + within % height, ends, EXPERTS, EXPERTS_BLOCK, ROWS)
@@ -217,34 +213,24 @@ def _multiply(
         end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
         place = tl.load(places + row, row < end_row, 0)
         row_of_x = place // CHOSEN
-        output += expert * outputs
+        weight += expert.to(tl.int64) * outputs * width
+        if bias is not None:
+            bias += expert * outputs
+        if CODING is not None:
+            factors += expert * outputs
     x_row, there = x + row_of_x.to(tl.int64) * inputs, row < end_row
     wait(EARLY)
+    weight_row = weight + own.to(tl.int64) * width
     if CODING is None:
-        weight_row = weight + output.to(tl.int64) * inputs
         total = _sum(x_row, there, weight_row, inputs, end_depth, EVEN, ROWS, COLUMNS, DEPTH, SWAPPED)
     else:
-        total = sum_of_codes(
-            x_row,
-            there,
-            weight,
-            factors,
-            table,
-            output,
-            outputs * EXPERTS,
-            inputs,
-            end_depth,
-            EVEN,
-            ROWS,
-            COLUMNS,
-            CODING,
-        )
-    if after is not None:
-        prefetch(after, after_bytes)
+        at = factors + own
+        step = outputs * EXPERTS
+        total = sum_of_codes(x_row, there, weight_row, at, step, table, inputs, end_depth, EVEN, ROWS, COLUMNS, CODING)
     if SWAPPED:
         total = tl.trans(total)
     if bias is not None:
-        total += tl.load(bias + output).to(tl.float32)[None, :]
+        total += tl.load(bias + own).to(tl.float32)[None, :]
     to_row = row
     if ends is not None:
         to_row = place

@@ -37,7 +37,7 @@ from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 from services.requests import SamplingParams
 
-TILES = Tiles(rows=8, keys=8, split=16)
+TILES = Tiles(rows=8, keys=8, split=16, resident=1)
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -182,13 +182,15 @@ def test_products_have_the_same_bits_in_every_tile() -> None:
 
 
 def test_every_number_of_rows_has_one_tile() -> None:
-    for outputs in (64, 4096, 8192, 8193, 128_256):
+    for outputs in (64, 4096, 16_384, 16_385, 128_256):
         for dtype in (torch.bfloat16, torch.float32):
             found = steps(outputs, dtype)
             assert [step.least for step in found] == [1, *(step.most + 1 for step in found[:-1])]
             assert found[-1].most == MANY
-    assert len({step.tile for step in steps(4096, torch.bfloat16)} - {s.tile for s in steps(9000, torch.bfloat16)}) == 0
-    assert steps(4096, torch.bfloat16) != steps(9000, torch.bfloat16)
+    assert (
+        len({step.tile for step in steps(4096, torch.bfloat16)} - {s.tile for s in steps(20_000, torch.bfloat16)}) == 0
+    )
+    assert steps(4096, torch.bfloat16) != steps(20_000, torch.bfloat16)
 
 
 SMALL = Tile(rows=16, outputs=32, depth=16, warps=4, stages=2, swapped=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from services.engine.backends.cuda.kernels import (
     norm,
     product,
 )
-from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
+from services.engine.backends.cuda.plan import FIELDS, Tiles
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
 from services.engine.sampling.truncation import DeviceTruncation
@@ -117,7 +116,7 @@ def attend(spec: AttentionSpec, block_size: int, tiles: Tiles, dtype: torch.dtyp
     partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv), i32(2))
     qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
     sinks = f32(of) if spec.sinks else None
-    attention.attend(qkv, keys, values, work, partials, spec, tiles, 264, sinks)
+    attention.attend(qkv, keys, values, work, partials, spec, tiles, 132, sinks)
 
 
 SHAPES = {
@@ -133,15 +132,17 @@ SHAPES = {
 def test_attention_of_a_model(model: str, narrow: bool, made: list[Any], tmp_path: Path) -> None:
     """On tensor cores, with copies of 16 bytes at once, and next to nothing spilled."""
     tiles = Tiles.fitting(torch.bfloat16, SHAPES[model].head_dim)
-    attend(SHAPES[model], 16, replace(tiles, rows=NARROW) if narrow else tiles)
+    tiles = tiles.narrow if narrow else tiles
+    attend(SHAPES[model], 16, tiles)
     (kernel,) = made
     found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
     assert found["STACK"] <= 64, found
-    assert kernel.metadata.shared <= 113 * 1024  # two programs on a multiprocessor
+    assert kernel.metadata.shared <= 227 // tiles.resident * 1024
+    assert found["REG"] <= (65_536 // (tiles.resident * 128)), found
     assert ("mma.sync" if narrow else "wgmma") in ptx
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
-    assert re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while something is multiplied"
+    assert narrow or re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while it multiplies"
 
 
 @pytest.mark.parametrize(
@@ -259,8 +260,9 @@ def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, mon
     monkeypatch.setattr(Hopper, "capability", capability)
     for tile, used, instructions in table(capability, made, tmp_path):
         assert used["STACK"] == 0, (tile, used)
-        assert used["REG"] <= (255 if capability < 90 else 192), (tile, used)
-        assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
+        assert used["REG"] <= (255 if capability < 90 else 216), (tile, used)
+        if capability >= 90 or tile == product.ANCHOR:  # which takes the place of tiles that do not fit
+            assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
         assert instructions, tile
         assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
 
