@@ -114,7 +114,8 @@ def load_fast(
     from services.engine.backends.cuda.plan import Tiles
 
     dtype = devices.choose_dtype(settings, device)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, partial(Tiles.fitting, dtype)), layout)
+    cached = devices.choose_cache_dtype(settings, dtype)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, partial(Tiles.fitting, dtype), cached), layout)
 
 
 def open_model(
@@ -253,7 +254,7 @@ def _check_formats(settings: EngineSettings, device: torch.device) -> None:
     if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")
     dtype = devices.choose_dtype(settings, device)
-    if devices.choose_cache_dtype(settings, dtype) != dtype:
+    if devices.choose_cache_dtype(settings, dtype) not in (dtype, torch.int8):
         name = str(dtype).removeprefix("torch.")
         asked = f"kv_cache_dtype={settings.kv_cache_dtype} with dtype={name}"
-        raise SettingsError(f"{asked} is served on a CPU only; use auto, which is {name} here")
+        raise SettingsError(f"{asked} is served on a CPU only; use auto, which is {name} here, or int8_per_token_head")

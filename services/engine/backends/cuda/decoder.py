@@ -34,7 +34,7 @@ class CudaDecoder(RankDecoder):
     def __init__(self, setup: CudaSetup, layout: Layout = ONE_PROCESS) -> None:
         super().__init__(setup.spec, layout, setup.device)
         self.backend = "triton"
-        self.weight_dtype = self.cache_dtype = setup.dtype
+        self.weight_dtype, self.cache_dtype = setup.dtype, setup.cache_dtype or setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
         self.weight_bytes = self.kernels.weight_bytes
         multiprocessors = self.kernels.multiprocessors
@@ -49,7 +49,7 @@ class CudaDecoder(RankDecoder):
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
             bits = [
-                AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device)
+                AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device, self.cache_dtype)
                 for of in self.planners
             ]
             attention = (settle_attention(*both) for both in zip(bits, self.planners, strict=True))

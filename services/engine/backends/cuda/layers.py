@@ -40,8 +40,8 @@ PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half 
 
 @dataclass(frozen=True, slots=True)
 class CudaSetup:
-    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`; norms, sums and the
-    residual stream are float32.
+    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`, unless fewer bits are
+    kept; norms, sums and the residual stream are float32.
 
     If `device` is the CPU, Triton's interpreter runs everything, without graphs.
     """
@@ -52,6 +52,7 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     tiles: Callable[[int], Tiles]  # of attention, by the size of heads
+    cache_dtype: torch.dtype | None = None  # of keys and values, if it is another: int8
 
 
 @dataclass(frozen=True, slots=True)

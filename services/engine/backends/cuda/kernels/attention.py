@@ -18,6 +18,7 @@ import triton.language as tl
 
 from services.engine.backends.cuda.kernels.launch import early, read_ahead, wait
 from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
+from services.engine.batch.kv_cache import scale_numbers
 from services.engine.spec import AttentionSpec
 
 LOG2_E = 1.4426950408889634
@@ -68,13 +69,18 @@ def attend(
 ) -> torch.Tensor:
     """[tokens, heads * dim] of qkv [tokens, at least heads * dim], which begins with queries, and whose keys and values
     are in the cache already. `sinks` [heads], float32. Rows that `work` does not name are undefined."""
-    heads, kv_heads, dim, block_size = spec.heads, *keys.shape[1:]
+    heads, kv_heads, block_size = spec.heads, keys.shape[1], keys.shape[3]
+    short = scale_numbers(keys.dtype)  # of a key or value of eight bits
+    dim = keys.shape[2] - short
+    piece = (dim + short) * block_size  # numbers of a block's keys of a head
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
     _attend[(tiles.resident * multiprocessors,)](
         out,
         qkv,
         keys,
         values,
+        keys.view(-1).view(torch.float32) if short else None,
+        values.view(-1).view(torch.float32) if short else None,
         work.count,
         work.items,
         work.tables,
@@ -92,6 +98,7 @@ def attend(
         DIM=dim,
         DIM_BLOCK=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=block_size,
+        PIECE=piece,
         RUN=math.gcd(block_size, tiles.keys),
         ROWS=tiles.rows,
         KEYS=tiles.keys,
@@ -100,7 +107,11 @@ def attend(
         LOG2_E=LOG2_E,
         TAKEN=TAKEN,
         UNROLLED=4 if tiles.rows <= NARROW else 1,
-        AHEAD=AHEAD and tiles.rows <= NARROW and tiles.keys % block_size == 0 and bool(early(qkv.device)),
+        AHEAD=AHEAD
+        and tiles.rows <= NARROW
+        and tiles.keys % block_size == 0
+        and piece * keys.itemsize % 16 == 0
+        and bool(early(qkv.device)),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **early(qkv.device),
@@ -139,6 +150,7 @@ def _read_ahead(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Have the keys and values from `begin` on in the second-level cache soon: each thread asks for a piece."""
@@ -148,7 +160,7 @@ def _read_ahead(
     piece = lane % 64
     at = begin + piece // PIECES * BLOCK_SIZE
     block = tl.load(table + at // BLOCK_SIZE, at < end, 0).to(tl.int64) * KV_HEADS + head
-    place = block * (BLOCK_SIZE * DIM) + piece % PIECES * SIZE
+    place = block * PIECE + piece % PIECES * SIZE
     read_ahead(
         tl.where(lane < 64, keys + place, values + place),
         tl.where(at < end, SIZE * keys.dtype.element_ty.primitive_bitwidth // 8, 0),
@@ -161,6 +173,8 @@ def _split(
     position,
     keys,
     values,
+    key_scales,
+    value_scales,
     table,
     first,
     end,
@@ -172,6 +186,7 @@ def _split(
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -186,14 +201,17 @@ def _split(
     for begin in range(first, end, KEYS):
         at = begin + tl.arange(0, KEYS)
         if AHEAD:
-            _read_ahead(keys, values, table, begin + KEYS, end, head, KV_HEADS, DIM, BLOCK_SIZE, KEYS)
+            _read_ahead(keys, values, table, begin + KEYS, end, head, KV_HEADS, DIM, BLOCK_SIZE, PIECE, KEYS)
         # past the end the last block is read again, because a mask across neighbouring keys would split their load
         block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
         block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
         offset = at % BLOCK_SIZE
-        key_at = keys + (block * (DIM * BLOCK_SIZE) + offset)[None, :] + column[:, None] * BLOCK_SIZE
-        key = tl.load(key_at, inside[:, None], 0.0)
-        scores = tl.dot(query, key, input_precision="ieee") * SCALE
+        key_at = keys + (block * PIECE + offset)[None, :] + column[:, None] * BLOCK_SIZE
+        key = tl.load(key_at, inside[:, None], 0)
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * SCALE
+        scales_at = block * (PIECE // 4) + DIM * BLOCK_SIZE // 4 + offset
+        if key_scales is not None:
+            scores *= tl.load(key_scales + scales_at)[None, :]
         if CAP > 0:
             scores = CAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))  # tanh(z) = 1 - 2 / (exp(2 z) + 1)
         seen = at[None, :] <= position[:, None]
@@ -205,8 +223,10 @@ def _split(
         shares = tl.exp2(scores - finite[:, None])
         scale = tl.exp2(top - finite)
         weight = tl.fma(weight, scale, _sum_of(shares))
-        value_at = values + ((block * BLOCK_SIZE + offset) * DIM)[:, None] + column[None, :]
-        value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0.0)
+        value_at = values + (block * PIECE + offset * DIM)[:, None] + column[None, :]
+        value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0).to(query.dtype)
+        if value_scales is not None:
+            shares *= tl.load(value_scales + scales_at, at < end, 0.0)[None, :]
         sums = tl.dot(shares.to(value.dtype), value, sums * scale[:, None], input_precision="ieee")
         top = highest
     return sums, weight, top
@@ -218,6 +238,8 @@ def _attend(
     qkv,
     keys,
     values,
+    key_scales,
+    value_scales,
     count,
     items,
     tables,
@@ -235,6 +257,7 @@ def _attend(
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -290,6 +313,8 @@ def _attend(
                 position,
                 keys,
                 values,
+                key_scales,
+                value_scales,
                 tables + table,
                 first,
                 tl.minimum((split + 1) * SPLIT, end),
@@ -301,6 +326,7 @@ def _attend(
                 DIM,
                 DIM_BLOCK,
                 BLOCK_SIZE,
+                PIECE,
                 RUN,
                 ROWS,
                 KEYS,

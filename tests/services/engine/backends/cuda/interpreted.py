@@ -45,7 +45,7 @@ def make_setup(folder: Path, partition: Partition, tensors: Tensors | None = Non
 
 
 def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:
-    cache = KVCache(decoder.layers, BLOCKS, block_size, torch.float32, CPU)
+    cache = KVCache(decoder.layers, BLOCKS, block_size, decoder.cache_dtype, CPU)
     decoder.bind(cache)
     figures = EngineFigures("tiny", 256, BLOCKS, block_size, spec.vocab, decoder.path)
     return Engine(decoder, cache, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
