@@ -151,9 +151,11 @@ def test_logits_are_bitwise_the_same(folders: dict[str, Path], number: int) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gpt2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str) -> None:
-    settings = replace(SETTINGS, device="cuda", dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8_per_token_head")]
+)
+def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str, kept: Any) -> None:
+    settings = replace(SETTINGS, device="cuda", dtype=dtype, kv_cache_dtype=kept)
     engine = Engine.load(folders[family], settings)
     assert " triton " in engine.figures.numerics
     for seed in (1, 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,24 @@ def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str
     other = make_engine(tiny_model(family), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
+
+
+def test_keys_and_values_in_eight_bits_are_near_the_others(tiny_model: Callable[[str], Path]) -> None:
+    """Log probabilities of a prompt are, and depend on the request alone."""
+    folder = tiny_model("llama")
+    setup = replace(make_setup(folder, Partition()), cache_dtype=torch.int8)
+    exact = Driver(make_engine(folder, 8)).run(scored_jobs(longest=12)[:2])
+    found = []
+    for block_size, rng in ((8, None), (5, random.Random(2))):
+        jobs = Driver(make(CudaDecoder(setup), setup.spec, block_size), rng).run(scored_jobs(longest=12)[:2])
+        found.append([job.logprobs for job in jobs])
+    assert found[0] == found[1]
+    for short, job in zip(found[0], exact, strict=True):
+        (ours, theirs) = (told[0].prompt for told in (short, job.logprobs))
+        if theirs:
+            assert ours
+            assert ours.tokens != theirs.tokens
+            assert ours.tokens == pytest.approx(theirs.tokens, abs=0.02)
 
 
 @pytest.mark.parametrize(
