@@ -176,6 +176,14 @@ class OrcaServer:
         metrics = self.metrics()
         return bool(metrics.get("orca:spare_ready") and metrics.get("orca:spare_schedulers"))
 
+    def until_spares(self) -> None:
+        """Wait until it `has_spares`: a process that is killed before that is replaced as slowly as one that starts.
+        Raises AssertionError if that takes too long."""
+        end = time.monotonic() + self._ready
+        while not self.has_spares():
+            assert time.monotonic() < end, f"no spares within {self._ready:.0f} s"
+            time.sleep(0.1)
+
     def descendants(self) -> list[int]:
         return descendants(self.process.pid)
 

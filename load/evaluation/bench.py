@@ -20,7 +20,7 @@ from load.over_http import run_over_http
 from load.plots import Panel
 from load.processes import busy_seconds, by_kind
 from load.report import Figures
-from load.server import OrcaServer, until
+from load.server import OrcaServer
 from load.trace import Request, Run
 from load.workloads import single
 from services.scheduling import Knobs
@@ -86,7 +86,7 @@ class Bench:
         model = ["--model", self.options.model, "--device", self.options.device, "--dtype", self.options.dtype]
         with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags, ready=READY) as server:
             if spares:
-                asyncio.run(until(server.has_spares, READY))
+                server.until_spares()
             yield server
 
 

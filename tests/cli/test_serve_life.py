@@ -198,21 +198,16 @@ def ready(server: OrcaServer) -> bool:
     return reply.is_success
 
 
-def with_spare(server: OrcaServer) -> int:
-    """The engine process with the weights, once a spare is ready to take over."""
-    wait_until(lambda: server.metrics().get("orca:spare_ready") == 1)
-    return server.engine()
-
-
 def test_rays_head_has_only_processes_that_a_server_uses(server: OrcaServer) -> None:
-    with_spare(server)
+    server.until_spares()
     titles = [Path(f"/proc/{pid}/cmdline").read_text() for pid in server.descendants()]
     assert any("raylet" in title for title in titles)
     assert [title for title in titles if any(name in title for name in UNUSED)] == []
 
 
 def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
-    engine = with_spare(server)
+    server.until_spares()
+    engine = server.engine()
     kill([engine])
     wait_until(lambda: server.engine() not in (0, engine))
     while_busy: list[bool] = []
@@ -221,7 +216,7 @@ def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) 
 
 
 def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
-    with_spare(server)
+    server.until_spares()
 
     def not_ready_without_engines() -> bool:  # Ray starts new ones, and `/ready` may miss a pause of less than 1 s
         for engine in server.pids(ENGINE):
@@ -234,7 +229,7 @@ def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
 
 def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
     """A stream beside it goes on, on one engine after the other."""
-    with_spare(server)
+    server.until_spares()
     losses = server.metrics().get("orca:engine_losses_total", 0)
     replies: list[httpx.Response] = []
     url, body = server.url + PATH, {"prompt": [10, DEADLY, 11], "max_tokens": 4}
@@ -249,7 +244,7 @@ def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
 
 
 def test_a_stream_goes_on_while_rays_gcs_dies_and_its_next_one_knows_the_cluster(server: OrcaServer) -> None:
-    with_spare(server)
+    server.until_spares()
     (gcs,), (gateway,) = server.cluster("gcs_server"), server.pids(GATEWAY)
     Request("gcs_server").stream(server, lambda: kill([gcs]))  # raises if the connection breaks
     wait_until(lambda: server.cluster("gcs_server") not in ([], [gcs]))

@@ -50,7 +50,7 @@ DEADLY = 300
 STREAMS = 6  # at a time
 PAUSE = 0.2  # seconds between two of them, in which the processes that start have the processors
 MORE = 8  # requests that must start and end after a fault
-PATIENCE = 60.0  # seconds
+PATIENCE = 120.0  # seconds
 LEASE = 3.0
 LONG = pytest.param("haproxy", marks=pytest.mark.chaos)  # clients see the same as after a death of its manager
 FLAGS = (

@@ -62,11 +62,6 @@ def server(
         assert server.end() == 0
 
 
-async def until_spares(server: OrcaServer) -> None:
-    """Wait until each rank has a spare."""
-    await until(lambda: server.metrics().get("orca:spare_ready") == 1, PATIENCE)
-
-
 async def test_tokens_are_those_of_one_process(
     server: OrcaServer, requests: list[Request], expected: list[list[int]]
 ) -> None:
@@ -79,7 +74,7 @@ async def test_a_rank_stands_still_and_the_scheduler_dies(
     server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
     """The next owner does not wait for ranks that wait for the stopped one. All that had weights are killed."""
-    await until_spares(server)
+    server.until_spares()
     before, stopped = set(server.pids(ENGINE)), another_rank(server)
     made = server.metrics()["vllm:generation_tokens_total"]
     under_way = asyncio.create_task(run_over_http(server.url, many))
@@ -90,7 +85,7 @@ async def test_a_rank_stands_still_and_the_scheduler_dies(
     run = await under_way
     assert run.outputs == expected * ROUNDS
     assert len(before - set(server.pids(ENGINE))) == len(before) // 2
-    await until_spares(server)
+    server.until_spares()
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -113,7 +108,7 @@ async def hurt_under_load(
     server: OrcaServer, how: signal.Signals, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
     """Send one rank the signal `how`: all processes of its engine are replaced, and the tokens are as expected."""
-    await until_spares(server)
+    server.until_spares()
     before = set(server.pids(ENGINE))
     losses = server.metrics().get("orca:engine_losses_total", 0)
     made = server.metrics()["vllm:generation_tokens_total"]
@@ -124,14 +119,14 @@ async def hurt_under_load(
     run = await under_way
     assert run.outputs == expected * ROUNDS
     await until(lambda: server.metrics().get("orca:engine_losses_total") == losses + 1, PATIENCE)
-    await until_spares(server)
+    server.until_spares()
     assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the other ranks of its engine were killed, too
 
 
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
     server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
-    await until_spares(server)
+    server.until_spares()
     before, engine = set(server.pids(ENGINE)), server.engine()
     under_way = asyncio.create_task(run_over_http(server.url, many))
     await asyncio.sleep(0.3)

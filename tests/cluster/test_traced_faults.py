@@ -46,6 +46,7 @@ def follow(server: OrcaServer, collector: Collector, tokens: int, kill: str = ""
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
     body = {"prompt": PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     arrived = 0
+    server.until_spares()
     victim = server.scheduler() if kill == "scheduler" else server.engine()  # asked before: asking takes its time
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=120) as response:
         response.raise_for_status()

@@ -79,7 +79,7 @@ async def _all(server: OrcaServer, tokens: int) -> Found:
         for victim in VICTIMS:
             killed = await kill(server, streams, victim, requests, under_way)
             metrics = await asyncio.to_thread(server.metrics)
-            await until(server.has_spares, PATIENCE)
+            await asyncio.to_thread(server.until_spares)
             seconds[victim] = _phases(killed, metrics) | {"spares again": time.monotonic() - killed.at}
     return Found({TITLE: rows, SECONDS: seconds}, series)
 
@@ -91,7 +91,7 @@ def request(number: int, prompt: int, output: int) -> HttpRequest:
 async def kill(server: OrcaServer, streams: Streams, victim: str, requests: list[HttpRequest], under_way: int) -> Kill:
     """Kill once the server has spares and each stream of `requests` has had `under_way` tokens, and wait for the
     streams' ends. Raises RuntimeError if the answer of one differs from the undisturbed one."""
-    await until(server.has_spares, PATIENCE)
+    await asyncio.to_thread(server.until_spares)
     pids = await asyncio.to_thread(VICTIMS[victim], server)
     before = len(streams.outcomes)
     tasks = [asyncio.create_task(streams.run(request)) for request in requests]

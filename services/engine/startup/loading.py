@@ -108,7 +108,6 @@ def load_fast(
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
         return CpuDecoder(setup.library, pack_model(setup, layout))
-    log.warning("no GPU has run the CUDA backend yet: so far it ran in Triton's interpreter only")
     from services.engine.backends.cuda.decoder import CudaDecoder  # Triton may be absent
     from services.engine.backends.cuda.layers import CudaSetup
     from services.engine.backends.cuda.plan import Tiles

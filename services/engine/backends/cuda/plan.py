@@ -14,7 +14,6 @@ from services.engine.spec import AttentionSpec
 FIELDS = 8
 Choice = np.ndarray[Any, np.dtype[np.bool_]]
 NARROW = 16  # rows of a tensor core's smallest tile
-SHORT = 4  # a last split of at most this part of a split costs more as an item than it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Tiles:
     keys: int  # positions read at once
     split: int  # positions after which sums begin anew
     resident: int = 2  # programs that a multiprocessor runs at once
-    # of a program's loads; one of them looks up blocks, so with two it waits for keys, and others compute meanwhile
-    stages: int = 5
+    stages: int = 5  # of a program's loads: a block is looked up before its keys are read, while others are multiplied
     warps: int = 4
 
     @classmethod
@@ -45,8 +43,10 @@ class Tiles:
 
     @property
     def narrow(self) -> Tiles:
-        """The tiles for few rows."""
-        return replace(self, rows=min(NARROW, self.rows), resident=min(3, self.resident + 1), stages=2)
+        """The tiles for few rows. Nothing is read ahead: more programs run at once, and read while others compute."""
+        if self.rows <= NARROW:
+            return self
+        return replace(self, rows=NARROW, resident=4, stages=2)
 
     def __post_init__(self) -> None:
         assert self.split % self.keys == 0, f"splits of {self.split} positions in tiles of {self.keys}"
@@ -82,9 +82,9 @@ def plan(batch: FlatBatch, attention: AttentionSpec, tiles: Tiles, programs: int
     tile's splits begin with that of the first position which its first row attends to.
 
     Tiles are parted into items of one split each, the longest first, until these items are as much work as every
-    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. A short
-    last split is no item of its own. Then no program ends more than an item after the mean (Graham, 1969), unless tiles
-    are longer that cannot be parted. This decides when something is computed, and changes no bit.
+    program needs to catch up with one that has the longest of the other tiles; `partial_rows` limit how many. Then no
+    program ends more than one split after the mean (Graham, 1969), unless tiles are longer that cannot be parted. This
+    decides when something is computed, and changes no bit.
     """
     queries_per_kv = attention.queries_per_kv
     rows = np.diff(batch.starts) * queries_per_kv
@@ -101,17 +101,16 @@ def plan(batch: FlatBatch, attention: AttentionSpec, tiles: Tiles, programs: int
     before = begin // tiles.split  # splits
     splits = -(-end // tiles.split) - before
     few = height <= max(NARROW, queries_per_kv)  # rows: increments and similar work, which has few tiles
-    parts = np.maximum(1, splits - (end - (before + splits - 1) * tiles.split <= tiles.split // SHORT))
-    parted = _parted(end - begin, parts, splits * height, few, programs / attention.kv_heads, partial_rows)
+    parted = _parted(end - begin, splits, splits * height, few, programs / attention.kv_heads, partial_rows)
     needed = np.where(parted, splits * height, 0)
     partial = np.cumsum(needed) - needed
 
-    items = np.repeat(np.arange(len(request)), np.where(parted, parts, 1))
+    items = np.repeat(np.arange(len(request)), np.where(parted, splits, 1))
     split = np.arange(len(items)) - np.searchsorted(items, items)
     alone = ~parted[items]
     of = request[items]
     first_split = before[items] + np.where(alone, 0, split)
-    end_split = before[items] + np.where(alone | (split == parts[items] - 1), splits[items], split + 1)
+    end_split = before[items] + np.where(alone, splits[items], split + 1)
     table = np.stack(
         [
             batch.starts[of],
@@ -130,15 +129,15 @@ def plan(batch: FlatBatch, attention: AttentionSpec, tiles: Tiles, programs: int
     return ordered
 
 
-def _parted(read: Numbers, parts: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
-    """[tiles], which ones are parted, of tiles that `read` so many positions, would be so many `parts`, and need so
-    many rows of partial sums; only those with `few` rows may be. `programs` are those of a KV head."""
-    able = (parts > 1) & few
+def _parted(read: Numbers, splits: Numbers, needed: Numbers, few: Choice, programs: float, partial_rows: int) -> Choice:
+    """[tiles], which ones are parted, of tiles that `read` so many positions in `splits`, and need so many rows of
+    partial sums; only those with `few` rows may be. `programs` are those of a KV head."""
+    able = (splits > 1) & few
     order = np.flatnonzero(able)[np.argsort(-read[able], kind="stable")]
     lengths = read[order].astype(np.int64)
     # if the tile at this place is the longest that stays whole: positions in items of one split, and the longest item
-    small = np.cumsum(lengths) - lengths + int(read[parts == 1].sum())
-    longest = np.maximum(lengths, read[(parts > 1) & ~few].max(initial=0))
+    small = np.cumsum(lengths) - lengths + int(read[splits == 1].sum())
+    longest = np.maximum(lengths, read[(splits > 1) & ~few].max(initial=0))
     enough = np.append(small >= programs * longest, True)
     fitting = np.count_nonzero(np.cumsum(needed[order].astype(np.int64)) <= partial_rows)
     parted = np.zeros(len(read), np.bool_)

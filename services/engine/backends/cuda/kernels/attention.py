@@ -16,14 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.kernels.launch import early, read_ahead, wait
-from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
+from services.engine.backends.cuda.kernels.launch import early, wait
+from services.engine.backends.cuda.plan import FIELDS, Tiles
 from services.engine.batch.kv_cache import scale_numbers
 from services.engine.spec import AttentionSpec
 
 LOG2_E = 1.4426950408889634
-AHEAD = True
-TAKEN = 2  # of a program's items, which it takes when it is free
+WARP = 32  # threads
+REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def attend(
     dim = keys.shape[2] - short
     piece = (dim + short) * block_size  # numbers of a block's keys of a head
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
+    registers = REGISTERS // (tiles.resident * tiles.warps * WARP)
     _attend[(tiles.resident * multiprocessors,)](
         out,
         qkv,
@@ -105,15 +106,9 @@ def attend(
         SPLIT=tiles.split,
         FIELDS=FIELDS,
         LOG2_E=LOG2_E,
-        TAKEN=TAKEN,
-        UNROLLED=4 if tiles.rows <= NARROW else 1,
-        AHEAD=AHEAD
-        and tiles.rows <= NARROW
-        and tiles.keys % block_size == 0
-        and piece * keys.itemsize % 16 == 0
-        and bool(early(qkv.device)),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=registers if registers < MOST_REGISTERS else None,
         **early(qkv.device),
     )
     return out
@@ -140,34 +135,6 @@ def _sum_of(shares):
 
 
 @triton.jit
-def _read_ahead(
-    keys,
-    values,
-    table,
-    begin,
-    end,
-    head,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PIECE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Have the keys and values from `begin` on in the second-level cache soon: each thread asks for a piece."""
-    PIECES: tl.constexpr = 64 * BLOCK_SIZE // KEYS  # of a block's keys, and of its values
-    SIZE: tl.constexpr = BLOCK_SIZE * DIM // PIECES
-    lane = tl.arange(0, 128)
-    piece = lane % 64
-    at = begin + piece // PIECES * BLOCK_SIZE
-    block = tl.load(table + at // BLOCK_SIZE, at < end, 0).to(tl.int64) * KV_HEADS + head
-    place = block * PIECE + piece % PIECES * SIZE
-    read_ahead(
-        tl.where(lane < 64, keys + place, values + place),
-        tl.where(at < end, SIZE * keys.dtype.element_ty.primitive_bitwidth // 8, 0),
-    )
-
-
-@triton.jit
 def _split(
     query,
     position,
@@ -190,7 +157,6 @@ def _split(
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Sums, weight and maximum of each row over the positions from `first` to `end`."""
     sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
@@ -200,8 +166,6 @@ def _split(
     inside = column < DIM
     for begin in range(first, end, KEYS):
         at = begin + tl.arange(0, KEYS)
-        if AHEAD:
-            _read_ahead(keys, values, table, begin + KEYS, end, head, KV_HEADS, DIM, BLOCK_SIZE, PIECE, KEYS)
         # past the end the last block is read again, because a mask across neighbouring keys would split their load
         block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
         block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
@@ -264,9 +228,6 @@ def _attend(
     SPLIT: tl.constexpr,
     FIELDS: tl.constexpr,
     LOG2_E: tl.constexpr,
-    TAKEN: tl.constexpr,
-    UNROLLED: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
     wait(EARLY)
@@ -275,8 +236,6 @@ def _attend(
     programs = tl.num_programs(0)
     end_work = tl.load(count) * KV_HEADS
     work = tl.program_id(0)
-    # these each program has in turn, and of the last ones it takes one when it is free: an atomic operation takes long
-    told = tl.maximum(end_work // programs - TAKEN, 1) * programs
     while work < end_work:
         item = items + work // KV_HEADS * FIELDS
         head = work % KV_HEADS
@@ -302,8 +261,8 @@ def _attend(
         weight = tl.zeros((ROWS,), tl.float32)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         if sinks is not None:  # a sink is a part before the first split, with a weight and no value
-            weight += 1.0
-            top = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+            sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+            weight, top = tl.where(partial < 0, 1.0, weight), tl.where(partial < 0, sink, top)
         for split in range(first_split, end_split):
             first = split * SPLIT
             if WINDOW:  # a product, so that the compiler knows that it is a multiple
@@ -330,25 +289,27 @@ def _attend(
                 RUN,
                 ROWS,
                 KEYS,
-                AHEAD,
             )
-            if partial < 0:
-                sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
-            else:
-                place = (partial + (split - before) * height + line).to(tl.int64) * KV_HEADS + head
-                tl.store(partial_sums + place[:, None] * DIM + column, more_sums, there)
-                tl.store(partial_weights + place * 2, more_weight, line < height)
-                tl.store(partial_weights + place * 2 + 1, more_top, line < height)
+            sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
 
         finished = partial < 0
         if partial >= 0:
-            splits, mine = tl.cdiv(end, SPLIT) - before, end_split - first_split
+            splits = tl.cdiv(end, SPLIT) - before
+            place = (partial + (first_split - before) * height + line).to(tl.int64) * KV_HEADS + head
+            tl.store(partial_sums + place[:, None] * DIM + column, sums, there)
+            tl.store(partial_weights + place * 2, weight, line < height)
+            tl.store(partial_weights + place * 2 + 1, top, line < height)
             tl.debug_barrier()  # all threads' stores come before one thread's count
             counter = arrived + partial * KV_HEADS + head
-            finished = tl.atomic_add(counter, mine, sem="acq_rel") == splits - mine
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
             if finished:
                 tl.store(counter, 0)
-                for split in tl.range(splits, loop_unroll_factor=UNROLLED):
+                sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
+                weight = tl.zeros((ROWS,), tl.float32)
+                top = tl.full((ROWS,), float("-inf"), tl.float32)
+                if sinks is not None:
+                    weight, top = weight + 1.0, sink
+                for split in range(splits):
                     place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
                     # bypass the first-level cache, which may hold older values
                     found = partial_weights + place * 2
@@ -359,13 +320,10 @@ def _attend(
         if finished:
             to = out + token * (HEADS * DIM) + query_head * DIM + column
             tl.store(to, (sums / weight[:, None]).to(out.dtype.element_ty), there)
-        if work + programs < told:
-            work += programs
-        else:
-            work = told
-            if told < end_work:
-                work += tl.atomic_add(taken, 1)  # so that no program has much left when others have none
-    if told < end_work:  # noqa: SIM102, as `and` computes both sides
+        work = end_work
+        if programs < end_work:  # so that no program has much left when others have none
+            work = programs + tl.atomic_add(taken, 1)
+    if programs < end_work:  # noqa: SIM102, as `and` computes both sides
         if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:
             tl.store(taken, 0)
             tl.store(taken + 1, 0)

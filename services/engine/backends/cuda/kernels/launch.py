@@ -33,21 +33,3 @@ def wait(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def read_ahead(places, sizes):
-    """Read so many bytes, multiples of 16, at each place into the second-level cache. Nothing waits for it."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred some;
-        setp.gt.s32 some, $2, 0;
-        @some cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [places, sizes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -40,7 +40,7 @@ def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[Re
     return rows
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma4_text", "gpt_oss"])
 def test_graphs_are_bitwise_as_their_kernels(family: str, tiny_model: Callable[[str], Path]) -> None:
     """For every batch size that has a graph."""
     decoder = Engine.load(tiny_model(family), SETTINGS).decoder
@@ -55,7 +55,7 @@ def test_graphs_are_bitwise_as_their_kernels(family: str, tiny_model: Callable[[
             assert replayed.isfinite().all()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma4_text", "gpt_oss", "qwen2_moe"])
 def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable[[str], Path]) -> None:
     engine = Engine.load(tiny_model(family), SETTINGS)
     prompt = RequestState("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))

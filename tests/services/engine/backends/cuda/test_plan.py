@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from services.engine.backends.cuda.layers import PARTIAL_SPLITS
-from services.engine.backends.cuda.plan import SHORT, Tiles, plan
+from services.engine.backends.cuda.plan import Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, Numbers, pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.spec import AttentionSpec
@@ -79,7 +79,7 @@ def test_no_program_ends_more_than_a_split_after_the_mean(
     items = plan(batch, attention(group, kv_heads, window), TILES, programs, rows)
     lengths = np.repeat(lengths_of(items, group, TILES.rows, window), kv_heads)
     assert (np.diff(lengths) <= 0).all()
-    assert makespan(lengths, programs) <= lengths.sum() / programs + SPLIT + SPLIT // SHORT
+    assert makespan(lengths, programs) <= lengths.sum() / programs + SPLIT
 
 
 @settings(deadline=None, max_examples=60)
@@ -103,9 +103,7 @@ def test_every_split_of_every_tile_is_there_once(
         before = max(context + first // group + 1 - window, 0) // SPLIT if window else 0
         assert partial >= 0 or begin == before
         if partial >= 0:
-            last = context + (first + height - 1) // group + 1  # positions
-            short = end == -(-last // SPLIT) and last - (end - 1) * SPLIT <= SPLIT // SHORT
-            assert end == begin + 1 + short
+            assert end == begin + 1
             mine = set(range(partial + (begin - before) * height, partial + (end - before) * height))
             assert not mine & rows
             rows |= mine
