@@ -33,6 +33,7 @@ from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.pin import check_pin
 from services.models.replaced import resolve_replaced
 from services.settings.sources import load
+from services.started import Started
 from services.wire import pack, unpack
 
 END_TIMEOUT = 5.0  # seconds in which a process that was killed must be gone
@@ -128,7 +129,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
-        self._server = EngineServer(self._run, finish=self._layout.size > 1)
+        self._server = EngineServer(self._start, finish=self._layout.size > 1)
         if not self._null:
             from services.engine.preload import preload  # imports torch for seconds, which a null engine need not
 
@@ -224,15 +225,15 @@ class EngineActor:
         names = self._engine.block_names
         return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, names, door)
 
-    def _run(self, packed: bytes, missed: list[bytes]) -> bytes:
-        """Run one iteration; the iteration and its result are packed. `missed` are the packed results since the last
+    def _start(self, packed: bytes, missed: list[bytes]) -> Started[bytes]:
+        """Start an iteration; the iteration and its result are packed. `missed` are the packed results since the last
         call, if this is one of several ranks and another one samples.
 
         Raises StaleEpoch for an owner whose epoch is over.
         """
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
-        result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
-        return pack(result)
+        started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
+        return started.then(pack)
 
     def _hold(self, path: str, warm_up_seconds: float) -> None:
         if self._engine is not None or not self._memory or not self._memory.hold(path):

@@ -11,13 +11,14 @@ import select
 import socket
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
 from actors.channel import READ_BYTES, SECRET_BYTES, Answer, Door, Frames, Order, framed, prepare
 from services.background import start_thread
 from services.errors import StaleEpoch
+from services.started import Started
 from services.wire import unpack
 
 T = TypeVar("T")
@@ -30,13 +31,16 @@ class EngineServer:
     """Runs the orders of the owner that is connected, and between two of them what `call` asks for.
 
     All work is in one thread, because a pool of OpenMP threads belongs to the thread that uses it, and a CUDA device is
-    chosen by thread. It waits in one place, so an iteration wakes one thread of this process.
+    chosen by thread. It waits in one place, so an iteration wakes one thread of this process. While a device works, the
+    thread looks again and again for the next order and for the end of the work: either is to be seen at once.
     """
 
-    def __init__(self, run: Callable[[bytes, list[bytes]], bytes], finish: bool = False) -> None:
-        """`run` gets the packed iteration and the packed results since the last one; it returns the packed result.
-        `finish`: a call goes after all orders that have come, since another rank may wait for this one in each."""
-        self._run = run
+    def __init__(self, start: Callable[[bytes, list[bytes]], Started[bytes]], finish: bool = False) -> None:
+        """`start` gets the packed iteration and the packed results since the last one; it starts it, and the packed
+        result comes. `finish`: a call goes after all orders that have come, since another rank may wait for this one in
+        each."""
+        self._start = start
+        self._running: deque[Started[bytes]] = deque()  # orders without an answer, oldest first
         self._finish = finish
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -51,7 +55,7 @@ class EngineServer:
         start_thread(self._live, "engine")
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread of the engine, after the iteration that runs, or with `finish` after all that have
+        """Run `work` in the thread of the engine, after the order that it obeys, or with `finish` after all that have
         come. Returns or raises what it does."""
         outcome: Future[T] = Future()
 
@@ -68,9 +72,14 @@ class EngineServer:
     # --- in the thread: for calls ----------------------------------------------------------------------------
 
     def dismiss(self, reason: str) -> None:
-        """End the owner's channel with StaleEpoch. Orders that it has not read do not run."""
-        if self._owner:
-            self._end(Answer(None, reason, stale=True))
+        """End the owner's channel with StaleEpoch. Orders that have not been read do not run, and those that run have
+        ended, without an answer: the owner could commit nothing of them."""
+        for started in self._running:
+            try:
+                started.result()
+            except Exception:
+                log.exception("an iteration failed")
+        self._end(Answer(None, reason, stale=True))
         self._close_door()
 
     def open(self, host: str) -> Door:
@@ -94,7 +103,7 @@ class EngineServer:
 
     def _live(self) -> None:
         while True:
-            for descriptor, _ in self._poll.poll():
+            for descriptor, _ in self._poll.poll(0 if self._running else None):
                 if descriptor == self._wake:
                     if self._finish and self._owner:
                         self._read_orders(self._owner)
@@ -105,6 +114,7 @@ class EngineServer:
                     self._accept(self._listener)
                 elif descriptor in self._strangers:
                     self._read_secret(descriptor)
+            self._answer()
 
     def _answer_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -130,15 +140,31 @@ class EngineServer:
                 return
 
     def _obey(self, order: Order) -> None:
+        with self._ending():
+            try:
+                self._running.append(self._start(order.iteration, order.missed))
+            except Exception:
+                self._answer(wait=True)  # requests that get a token now are not suspected
+                raise
+        self._answer()
+
+    def _answer(self, wait: bool = False) -> None:
+        """Answer the orders that are done; all that run, if the thread is to wait for them."""
+        while self._running and (wait or self._running[0].done()):
+            with self._ending():
+                started = self._running.popleft()
+                self._send(framed(Answer(started.result())))
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """What is raised within ends the owner's channel."""
         try:
-            result = self._run(order.iteration, order.missed)
+            yield
         except StaleEpoch as error:
             self._end(Answer(None, str(error), stale=True))
         except Exception:  # the state of the engine is unknown; its owner kills it
             log.exception("an iteration failed")
             self._end(Answer(None, traceback.format_exc()))
-        else:
-            self._send(framed(Answer(result)))
 
     def _send(self, data: bytes) -> None:
         """Send to the owner. Calls are answered while it does not read: it may be stopped, and have a successor."""
@@ -159,8 +185,9 @@ class EngineServer:
                 return
 
     def _end(self, last: Answer) -> None:
-        """Close the owner's channel with a last word, if it can be sent at once."""
-        assert self._owner is not None
+        """Close the owner's channel, if there is one, with a last word that can be sent at once."""
+        if self._owner is None:
+            return
         if not self._torn:
             with contextlib.suppress(OSError):  # without it, it still sees the end of the channel
                 self._owner.send(framed(last))
@@ -169,6 +196,7 @@ class EngineServer:
     def _drop_owner(self) -> None:
         assert self._owner is not None
         self._forget(self._owner)
+        self._running.clear()  # nobody waits for the answers
         self._owner, self._frames, self._torn = None, Frames(), False
 
     def _accept(self, listener: socket.socket) -> None:

@@ -17,13 +17,18 @@ CUDA_TARGET = 0.05
 
 def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
     """Return the knobs of a scheduler with these settings whose engine reports `figures`."""
-    drafted = settings.num_speculative_tokens
+    on_cuda = "cuda" in figures.numerics.split()
+    lookahead, drafted = settings.lookahead, settings.num_speculative_tokens
+    if lookahead == "auto":
+        lookahead = int(on_cuda and settings.tp * settings.pp == 1 and settings.speculative_config in ("auto", "off"))
+    if lookahead:
+        drafted = 0  # they follow tokens that are known
     if drafted and not figures.verifies_drafts:
         log.info("no drafts: this engine's layers round tokens that are computed together otherwise than single ones")
         drafted = 0
     target = settings.tbt_target
     if automatic := target == "auto":
-        target = CUDA_TARGET if "cuda" in figures.numerics.split() else CPU_TARGET
+        target = CUDA_TARGET if on_cuda else CPU_TARGET
     return Knobs(
         max_batch_size=settings.max_batch_size,
         token_budget=settings.token_budget or None,
@@ -32,7 +37,7 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         admission=settings.admission,
         order=settings.order,
         batches_in_flight=settings.pp,
-        lookahead=settings.lookahead,
+        lookahead=lookahead,
         num_speculative_tokens=drafted,
         prefix_caching=settings.prefix_caching and not figures.whole_prompts,
         share_prefixes=settings.share_prefixes,

@@ -31,6 +31,7 @@ from services.metrics import Counters
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.started import Started
 
 if TYPE_CHECKING:
     from load.recording import Recording  # needs orjson, which a machine for benches may lack
@@ -47,7 +48,7 @@ class Engine(Protocol):
     @property
     def figures(self) -> EngineFigures: ...
     def reset(self, epoch: str) -> None: ...
-    def run(self, iteration: Iteration) -> IterationResult: ...
+    def start(self, iteration: Iteration) -> Started[IterationResult]: ...
 
 
 class StartingEngine(Protocol):

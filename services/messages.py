@@ -110,6 +110,15 @@ class IterationResult:
 
 
 @dataclass(frozen=True, slots=True)
+class LargestIteration:
+    """The largest iteration that an engine has memory for."""
+
+    requests: int
+    tokens: int
+    rows: int  # tokens after which one is sampled: of requests, and of their drafts
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFigures:
     """The properties of an engine, which it reports when a scheduler attaches. The pool passes them to the gateways.
 
@@ -128,6 +137,7 @@ class EngineFigures:
     verifies_drafts: bool = False  # whether logits of tokens computed together have the bits of those computed singly
     whole_prompts: bool = False  # the model needs all tokens of a prompt at once, so it is computed in one iteration
     vector: int = 0  # numbers of the vector that the model makes of a prompt; 0: it generates text
+    largest: LargestIteration | None = None  # None: any
 
     @property
     def num_slots(self) -> int:

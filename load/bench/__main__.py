@@ -43,7 +43,13 @@ LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
-TESTS = ("test_families.py", "test_invariance.py", "test_on_gpu.py", "test_codes_on_gpu.py")
+TESTS = (
+    "test_families.py",
+    "test_invariance.py",
+    "test_running_ahead.py",
+    "test_on_gpu.py",
+    "test_codes_on_gpu.py",
+)
 
 
 def models(bench: Bench) -> PartResult:

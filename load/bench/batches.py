@@ -8,18 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from load.bench.floor import Span
+from load.bench.timing import Mark, hold_up
 from load.in_process import Engine as AnyEngine
 from services.engine.engine import Engine
 from services.messages import EngineFigures, Iteration, IterationResult, NewRequest
 from services.requests import SamplingParams
+from services.started import Started
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class TimedIteration:
-    """An iteration that the engine ran, with the seconds inside the engine."""
+    """An iteration that the engine ran, with the seconds inside the engine. Its device began it, or was waiting for it,
+    at `began`."""
 
     spans: tuple[Span, ...]
     seconds: float
+    began: Mark
+    ended: Mark
 
     @property
     def is_increment(self) -> bool:
@@ -36,9 +43,12 @@ class _Request:
 class RecordingEngine:
     """Passes iterations on to `engine` and records them in `ran`."""
 
-    def __init__(self, engine: AnyEngine) -> None:
+    def __init__(self, engine: AnyEngine, device: torch.device = CPU, held_up: bool = False) -> None:
+        """`held_up`: the device begins an iteration after all of it is launched, and so waits for nothing within it."""
         self.ran: list[TimedIteration] = []
         self._engine = engine
+        self._device = device
+        self._held_up = held_up
         self._requests: dict[str, _Request] = {}
 
     @property
@@ -50,14 +60,23 @@ class RecordingEngine:
         self._engine.reset(epoch)
 
     def run(self, iteration: Iteration) -> IterationResult:
-        result = self._engine.run(iteration)
-        assert not result.failed, f"{result.failed}"
+        return self.start(iteration).result()
+
+    def start(self, iteration: Iteration) -> Started[IterationResult]:
         spans = self._spans(iteration)
-        for id in result.tokens:
-            self._requests[id].length += 1
-        if spans:
-            self.ran.append(TimedIteration(spans, result.elapsed))
-        return result
+        if self._held_up:
+            hold_up(self._device)
+        began = Mark(self._device)
+        started = self._engine.start(iteration)
+        ended = Mark(self._device)
+
+        def record(result: IterationResult) -> IterationResult:
+            assert not result.failed, f"{result.failed}"
+            if spans:
+                self.ran.append(TimedIteration(spans, result.elapsed, began, ended))
+            return result
+
+        return started.then(record)
 
     def _spans(self, iteration: Iteration) -> tuple[Span, ...]:
         for id in iteration.released:
@@ -67,8 +86,10 @@ class RecordingEngine:
         spans = []
         for id, tokens in iteration.scheduled.items():
             request = self._requests[id]
-            spans.append(Span(request.computed, tokens, request.computed + tokens == request.length))
+            sampled = request.computed + tokens == request.length
+            spans.append(Span(request.computed, tokens, sampled))
             request.computed += tokens
+            request.length += sampled
         return tuple(spans)
 
 

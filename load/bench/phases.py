@@ -60,8 +60,17 @@ def paper(bench: Bench) -> PartResult:
 
 
 def loop(bench: Bench) -> PartResult:
-    """Equal requests, so that nearly all iterations are increments of all of them."""
-    return _found(bench, _traced(bench, "loop", alike(*LOOP, MAX_BATCH_SIZE), MAX_BATCH_SIZE))
+    """Equal requests, so that nearly all iterations are increments of all of them; and the share of the loop's time in
+    which the device works, that is, what the same increments take on a device that never waits for the host."""
+    requests = alike(*LOOP, MAX_BATCH_SIZE)
+    ran, seconds = _run(bench, requests, MAX_BATCH_SIZE)
+    found = list(_described(bench, "loop", requests, MAX_BATCH_SIZE, ran, seconds))
+    full = _increments(ran, MAX_BATCH_SIZE)
+    undisturbed = _increments(_run(bench, requests, MAX_BATCH_SIZE, held_up=True)[0], MAX_BATCH_SIZE)
+    each = full[-1].ended.seconds_since(full[0].ended) / (len(full) - 1)
+    works = statistics.fmean(one.ended.seconds_since(one.began) for one in undisturbed)
+    found[-1].figures.update({"ms in the loop": each * 1e3, "ms of the device": works * 1e3, "share": works / each})
+    return _found(bench, iter(found))
 
 
 def increments(bench: Bench) -> PartResult:
@@ -126,25 +135,47 @@ def graphs(bench: Bench) -> PartResult:
 
 def _traced(bench: Bench, name: str, requests: Sequence[Request], max_batch_size: int) -> Iterator[Measured]:
     """All `requests` at once through EngineLoop: the whole trace, then its increment iterations."""
-    figures = bench.engine.figures
+    ran, seconds = _run(bench, requests, max_batch_size)
+    yield from _described(bench, name, requests, max_batch_size, ran, seconds)
+
+
+def _run(
+    bench: Bench, requests: Sequence[Request], max_batch_size: int, held_up: bool = False
+) -> tuple[list[TimedIteration], float]:
+    """The iterations of all requests, and the seconds that they took together. `held_up`: see RecordingEngine."""
+    figures, on_device = bench.engine.figures, bench.device.type != "cpu"
     requests = [replace(one, prompt=[token % figures.vocab_size for token in one.prompt]) for one in requests]
-    recording = RecordingEngine(bench.engine)
+    recording = RecordingEngine(bench.engine, bench.device, held_up)
+    knobs = Knobs(max_batch_size, lookahead=int(on_device))
     run_in_process(bench.engine, [Request(any_prompt(16, 0), 2)], Setup(Knobs(1)))  # costs that occur only once
     began = time.perf_counter()
-    run_in_process(recording, requests, Setup(Knobs(max_batch_size)))
-    seconds = time.perf_counter() - began
+    run_in_process(recording, requests, Setup(knobs))
+    return recording.ran, time.perf_counter() - began
+
+
+def _increments(ran: Sequence[TimedIteration], batch: int) -> list[TimedIteration]:
+    return [one for one in ran if one.is_increment and len(one.spans) == batch]
+
+
+def _described(
+    bench: Bench,
+    name: str,
+    requests: Sequence[Request],
+    max_batch_size: int,
+    ran: Sequence[TimedIteration],
+    seconds: float,
+) -> Iterator[Measured]:
     yield Measured(
         name,
-        len(recording.ran),
-        floor(bench.shape, bench.rates, [one.spans for one in recording.ran]),
+        len(ran),
+        floor(bench.shape, bench.rates, [one.spans for one in ran]),
         seconds,
         {
             "output tokens a second": sum(request.max_new_tokens for request in requests) / seconds,
-            "share inside the engine": sum(one.seconds for one in recording.ran) / seconds,
+            "share inside the engine": sum(one.seconds for one in ran) / seconds,
         },
     )
-    same = [one for one in recording.ran if one.is_increment and len(one.spans) == max_batch_size]
-    if same:
+    if same := _increments(ran, max_batch_size):
         yield _alike(bench, f"{name}: increment at batch {max_batch_size}", same)
 
 

@@ -11,9 +11,11 @@ import torch
 
 from load.bench.batches import Batches
 from load.bench.bench import Bench, PartResult
-from load.bench.timing import seconds_of
+from load.bench.timing import device_seconds, seconds_of
 from load.report import table
 from services.engine.batch.request_state import RequestState
+from services.engine.sampling.batched_sampler import Batch, launch
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
@@ -33,10 +35,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def sampler(bench: Bench) -> PartResult:
-    """The time of a call of the sampler for so many requests with each kind of settings, then with a mix of them, and
-    its share in an increment iteration; there is none where the batch does not fit."""
+    """The time of a call of the sampler for so many requests with each kind of settings, then with a mix of them; on
+    CUDA also what of it the device works, without the host. And the share of that in an increment iteration; there is
+    none where the batch does not fit."""
     found: list[dict[str, Any]] = []
-    vocab = bench.engine.figures.vocab_size
+    vocab, of_engine = bench.engine.figures.vocab_size, bench.engine.sampler
+    assert isinstance(of_engine, Sampler), "this model makes no logits"
     mix = {kind: [one] for kind, one in KINDS.items()} | {"a mix": list(KINDS.values())}
     for batch in bench.scale.sampler_batches:
         iteration = _iteration(bench, batch)
@@ -44,15 +48,27 @@ def sampler(bench: Bench) -> PartResult:
         for kind, several in mix.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                call = partial(bench.engine.sampler.sample, logits, rows)
+                call = partial(of_engine.sample, logits, rows)
                 seconds = seconds_of([call], bench.device, bench.scale)
-            found.append({"kind": kind, "batch": batch, "seconds": seconds, "iteration": iteration})
+                works = _device_seconds(bench, logits, rows) if bench.device.type == "cuda" else None
+            found.append({"kind": kind, "batch": batch, "seconds": seconds, "device": works, "iteration": iteration})
     rows_of_table = []
     for one in found:
-        taken, whole = one["seconds"], one["iteration"]
-        beside = [f"{whole * 1e3:,.1f}", f"{taken / whole:.1%}"] if whole else ["does not fit", ""]
-        rows_of_table.append([one["kind"], one["batch"], f"{taken * 1e3:,.2f}", *beside])
-    return PartResult(table(["settings", "requests", "sampler, ms", "iteration, ms", "share"], rows_of_table), found)
+        works, whole = one["device"], one["iteration"]
+        share = (works or one["seconds"]) / whole if whole else None
+        beside = [f"{whole * 1e3:,.1f}", f"{share:.1%}"] if whole else ["does not fit", ""]
+        device = [f"{works * 1e3:,.3f}"] if works else []
+        rows_of_table.append([one["kind"], one["batch"], f"{one['seconds'] * 1e3:,.2f}", *device, *beside])
+    columns = ["device, ms"] if bench.device.type == "cuda" else []
+    header = ["settings", "requests", "sampler, ms", *columns, "iteration, ms", "share"]
+    return PartResult(table(header, rows_of_table), found)
+
+
+def _device_seconds(bench: Bench, logits: torch.Tensor, rows: list[RequestState]) -> float:
+    """The seconds of what a call launches."""
+    batch = Batch.from_states(rows, logits.shape[1])
+    there = batch.send(logits.shape[1], bench.device)
+    return device_seconds([partial(launch, logits, batch, there)], bench.device, bench.scale)
 
 
 def _iteration(bench: Bench, batch: int) -> float | None:

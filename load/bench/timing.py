@@ -14,6 +14,7 @@ from load.workloads import paper
 
 LEAST_WINDOWS = 3  # even if the budget is spent
 LEAST_GRAPH_CALLS = 8
+HOLD_UP = 40_000_000  # cycles: 20 ms at 2 GHz, longer than it takes to launch an iteration
 ROW_COUNTS = tuple(2**i for i in range(12))  # 1 to 2,048
 
 
@@ -24,10 +25,10 @@ class Scale:
     window: float = 0.004  # seconds over which calls are averaged: less than another process's turn of the processor
     budget: float = 0.3  # seconds of all windows of a call
     row_counts: tuple[int, ...] = ROW_COUNTS  # of matrix products
-    cuda_row_counts: tuple[int, ...] = (*ROW_COUNTS, 4096, 8192)
+    cuda_row_counts: tuple[int, ...] = (1, 8, 64, 256, 1024, 2048, 4096, 8192)
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations, after one that is not counted
-    sampler_batches: tuple[int, ...] = (32, 256)
+    sampler_batches: tuple[int, ...] = (1, 32, 256)
     drafted: tuple[int, ...] = (1, 8, 32)  # streams with drafts
     trace: Sequence[Request] = field(default_factory=paper)
 
@@ -84,6 +85,29 @@ def _graph(calls: Sequence[Callable[[], object]], device: torch.device) -> torch
         for call in calls:
             call()
     return graph
+
+
+class Mark:
+    """A place in the work of a device, made behind all that was launched before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._at = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """The device must have reached both."""
+        if self._event and earlier._event:
+            return float(earlier._event.elapsed_time(self._event)) / 1e3
+        return self._at - earlier._at
+
+
+def hold_up(device: torch.device) -> None:
+    """Keep the device from what is launched next for about 20 ms."""
+    if device.type == "cuda":
+        torch.cuda._sleep(HOLD_UP)
 
 
 def synchronize(device: torch.device) -> None:

@@ -19,6 +19,7 @@ class Decoder(Protocol):
     cache_dtype: torch.dtype  # of keys and values
     as_stored: Mapping[str, bool]  # see PackedModel; empty: no weight is kept as it is stored
     memory: int  # bytes of this decoder's weights
+    reads_past_end: bool  # whether it reads, behind a mask, what blocks hold after a request's last token
 
     @property
     def path(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from services.engine.batch.block_names import BYTES, BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
-from services.engine.batch.flat_batch import pack_batch
+from services.engine.batch.flat_batch import FlatBatch, Packer
 from services.engine.batch.grammars import GrammarCompiler, OutputGrammar, load_grammars
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState, RequestStates
@@ -23,7 +24,7 @@ from services.engine.decoder import Decoder
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.output import Draw, SamplerOutput
 from services.engine.sampling.pooler import Pooler
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
@@ -37,20 +38,42 @@ from services.engine.settings import (
 )
 from services.engine.startup import devices, huge_pages, loading
 from services.engine.startup.huge_pages import BlockPages
+from services.engine.startup.rehearsal import largest_of, rehearse
 from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.engine.weights.tensors import Tensors
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo, choose_length
 from services.models.pooling import Method
+from services.started import Started
 
 log = logging.getLogger(__name__)
+
+
+NOTHING = Draw(Started(lambda: True, SamplerOutput))  # of an iteration or a rank that samples nothing
+
+
+@dataclass(slots=True)
+class RunningIteration:
+    """An iteration whose result may not be here."""
+
+    iteration: Iteration
+    began: float
+    batch: FlatBatch | None = None  # None: no request is computed
+    draw: Draw = NOTHING
+    result: IterationResult | None = None
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the next iteration, of any requests, depends on what the host does with the result."""
+        batch = self.batch
+        return bool(self.iteration.wants_forced or (batch and (batch.scored_requests or any(batch.drafts))))
 
 
 class Engine:
     """Runs the iterations that the scheduler decides, over a flat batch of all tokens, and samples the next tokens.
 
-    Not thread-safe: one iteration at a time. `reset` must come before the first iteration.
+    Not thread-safe. `reset` must come before the first iteration.
     """
 
     def __init__(
@@ -67,7 +90,7 @@ class Engine:
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
-        self._method = method
+        self._pack = Packer(cache.block_size, method)
         search = sampler.search if isinstance(sampler, Sampler) else None
         self._scorer = PromptScorer(decoder, figures.vocab_size, search)
         self._cache = cache
@@ -77,6 +100,8 @@ class Engine:
         self._epoch: str | None = None
         self._links: Links | None = None
         self._unknown: dict[int, list[RequestState]] = {}  # by step: requests that another rank samples for
+        self._running: deque[RunningIteration] = deque()  # oldest first
+        self._finished_at = 0.0  # when the last result was read
         self.recall()
 
     @classmethod
@@ -126,7 +151,7 @@ class Engine:
         length = choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
-        make = partial(_make_cache, settings, length)
+        make = partial(_make_cache, settings, info, length)
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
         if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
@@ -142,9 +167,11 @@ class Engine:
             decoder, cache = contents
             pages = BlockPages([*cache.keys, *cache.values])
         else:
-            decoder = load(zeros)
-            cache, pages = make(decoder, zeros), None
-        decoder.bind(cache)
+            with devices.fitting(device):
+                decoder = load(zeros)
+                cache, pages = make(decoder, zeros), None
+        with devices.fitting(device):
+            decoder.bind(cache)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -161,6 +188,7 @@ class Engine:
             whole_prompts=pooling is not None and pooling.whole,
             vector=pooling.size if pooling else 0,
             verifies_drafts=pooling is None and isinstance(decoder, RankDecoder),
+            largest=largest_of(length if pooling and pooling.whole else 0) if device.type == "cuda" else None,
         )
         log.info("weights: %s", figures.weights)
         deadly = DeadlyToken(settings.deadly_token)
@@ -192,61 +220,117 @@ class Engine:
         self._names = BlockNames(self.figures.block_size, self._record)
 
     def reset(self, epoch: str) -> None:
-        """Forget all requests, and keep the full blocks. From now on only iterations of `epoch` run."""
+        """Forget all requests, and keep the full blocks. From now on only iterations of `epoch` run, and none of an
+        earlier one writes any more. Raises what such an iteration raised on the device."""
+        self._finish(0)
         self._requests.clear()
         self._unknown.clear()
         self._epoch = epoch
 
     def run(self, iteration: Iteration, earlier: Iterable[IterationResult] = ()) -> IterationResult:
-        """Run one iteration. Raises StaleEpoch, and changes nothing, if its epoch is not that of the last `reset`.
+        """Run one iteration: the result of `start`."""
+        return self.start(iteration, earlier).result()
+
+    def start(self, iteration: Iteration, earlier: Iterable[IterationResult] = ()) -> Started[IterationResult]:
+        """Start an iteration. Raises StaleEpoch, and changes nothing, if its epoch is not that of the last `reset`.
+
+        On a device, this returns when the work is launched, behind that of the iteration before: a token that the host
+        does not know is taken on the device from where it was sampled. Only iterations for which that cannot be (see
+        `RequestState.runs_ahead`) wait for the one before. A fault of the device is raised by a later call. Results
+        are asked for in any order, and come in that of the iterations.
 
         A request that fails is in `failed` and is left out until it is released; the others continue. A rank that does
         not sample must get in `earlier` all results since its last call, and its own result has no tokens. Raises
         RuntimeError if another rank is gone.
         """
-        started = time.perf_counter()
+        began = time.perf_counter()
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
         self._learn(earlier)
+        if self._running:
+            waits = any(one.unknown and not one.runs_ahead for one in self._requests.known(iteration.scheduled))
+            self._finish(0 if waits else 1)
         self._names.begin(iteration)
         if self._pages:
             for blocks in iteration.new_blocks.values():
                 self._pages.back(blocks)
-        if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
+        dirty = self._requests.apply(iteration)
+        if dirty and self.decoder.reads_past_end:  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
-        scheduled = self._requests.scheduled(iteration)
-        output = SamplerOutput()
-        forced: dict[str, list[int]] = {}
-        if scheduled:
-            batch = pack_batch(scheduled, self._cache.block_size, iteration.drafts, self._method)
-            self._deadly.check(batch.input_ids)
-            with torch.inference_mode():
-                logits = self.decoder.forward(batch)
-                if logits is not None:
-                    output = self.sampler.sample(logits, batch.sampled, batch.drafts)
-                if batch.scored_requests:
-                    self._scorer.score(batch)
-                    self._scorer.deliver(batch, output)
+        running = RunningIteration(iteration, began)
+        if scheduled := self._requests.scheduled(iteration):
+            self._launch(running, scheduled)
+        self._running.append(running)
+        if running.draw.tokens is None or self._links or running.needs_host:
+            self._finish(0)
+        return Started(lambda: running.result is not None or running.draw.output.done(), lambda: self._result(running))
+
+    def _launch(self, running: RunningIteration, scheduled: list[tuple[RequestState, int]]) -> None:
+        iteration, tokens = running.iteration, self._running[-1].draw.tokens if self._running else None
+        batch = running.batch = self._pack(scheduled, iteration.drafts, tokens)
+        self._deadly.check(batch.input_ids)
+        with torch.inference_mode():
+            logits = self.decoder.forward(batch)
+            if logits is not None:
+                running.draw = self.sampler.draw(logits, batch.sampled, batch.drafts)
+            if batch.scored_requests:
+                self._scorer.score(batch)
+        for state, count in scheduled:
+            state.num_computed_tokens += count
+        if logits is None:
+            self._await(iteration.step, batch.sampled)
+            return
+        for row, state in enumerate(batch.sampled):
+            state.unknown += 1
+            state.row = row
+
+    def _result(self, running: RunningIteration) -> IterationResult:
+        while running.result is None:
+            self._finish(len(self._running) - 1)
+        return running.result
+
+    def _finish(self, most: int) -> None:
+        """Read the results of the oldest iterations, until at most so many run."""
+        while len(self._running) > most:
+            running = self._running[0]
+            output = running.draw.output.result()
             if self._links:
                 self._links.check()
-            for state, count in scheduled:
-                state.num_computed_tokens += count
-            if logits is not None:
-                self._append(output)
-                if iteration.wants_forced:
-                    forced = self._forced(batch.sampled, output)
-            else:
-                self._await(iteration.step, batch.sampled)
+            self._running.popleft()
+            running.result = self._take(running, output)
+
+    def _take(self, running: RunningIteration, output: SamplerOutput) -> IterationResult:
+        """Give the requests of an iteration their tokens. Those that fail are not computed again; those that failed
+        before have nothing."""
+        batch, forced = running.batch, dict[str, list[int]]()
+        if batch and running.draw is not NOTHING:
+            if batch.drawn:
+                self._deadly.check([state.token_ids[-1] for state in batch.sampled])
+            if batch.scored_requests:
+                self._scorer.deliver(batch, output)
+            for state in batch.sampled:
+                state.unknown -= 1
+                if state.failed:
+                    output.drop(state.id)
+                elif state.id in output.tokens:
+                    state.append(output.tokens[state.id], output.more.get(state.id, ()))
+                else:
+                    state.failed = True
+                    self._names.fail(self._requests.own_blocks(state))
+            if running.iteration.wants_forced:
+                forced = self._forced(batch.sampled, output)
+        now = time.perf_counter()
+        began, self._finished_at = max(running.began, self._finished_at), now
         return IterationResult(
-            iteration.epoch,
-            iteration.step,
+            running.iteration.epoch,
+            running.iteration.step,
             output.tokens,
             output.logprobs,
             output.failed,
-            time.perf_counter() - started,
+            now - began,
             output.more,
             output.more_logprobs,
             forced,
@@ -258,14 +342,6 @@ class Engine:
         grammars = ((s, s.grammar) for s in states if isinstance(s.grammar, OutputGrammar) and s.id in output.tokens)
         forced = ((state.id, grammar.forced(state.token_ids)) for state, grammar in grammars)
         return {id: tokens for id, tokens in forced if tokens}
-
-    def _append(self, output: SamplerOutput) -> None:
-        """Append the sampled tokens to their requests. Failed requests are not computed again."""
-        for id, token in output.tokens.items():
-            self._requests[id].append(token, output.more.get(id, ()))
-        for id in output.failed:
-            self._requests[id].failed = True
-            self._names.fail(self._requests.own_blocks(id))
 
     def _await(self, step: int, states: list[RequestState]) -> None:
         """Note that another rank samples for these requests. Until its result comes they count as failed: no iteration
@@ -296,7 +372,9 @@ def _share(
     return None
 
 
-def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocate: Allocate) -> KVCache:
+def _make_cache(
+    settings: EngineSettings, info: ModelInfo, length: int, decoder: Decoder, allocate: Allocate
+) -> KVCache:
     """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`."""
     device, dtype = devices.choose_device(settings), decoder.cache_dtype
     per_token = sum(layer.bytes(dtype) for layer in decoder.layers_in_memory)
@@ -305,7 +383,12 @@ def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocat
     if not (decoder.layers or decoder.states or settings.block_size):  # blocks hold nothing
         size = LARGEST_BLOCK
     taken = max(BYTES, size * per_token + state)
-    blocks = devices.count_blocks(settings, taken, size, length, devices.free_bytes(device))
+    free = devices.free_bytes(device)
+    if device.type == "cuda" and not settings.kv_blocks:
+        decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
+        needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
+        free = devices.free_bytes(device) - needed
+    blocks = devices.count_blocks(settings, taken, size, length, free, device)
     reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)
 

@@ -22,6 +22,12 @@ STATE_STEP = 64
 LARGEST_BLOCK = 512
 WARM_UP_TOKENS = 16
 
+# The largest iteration of a GPU, for which memory is kept (see `startup.rehearsal`). A vector's prompt may be longer.
+MOST_REQUESTS = 256
+MOST_ROWS = 512  # tokens after which one is sampled: of requests, and of their drafts
+MOST_TOKENS = 8192
+CPU_SHARE, GPU_SHARE = 0.25, 0.9  # of the free memory, for KV blocks; a CPU's other processes need the rest
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -43,7 +49,7 @@ class EngineSettings:
     cache_dir: Path = field(default_factory=user_cache)  # where compiled kernels are kept
     block_size: int = 0  # tokens of one KV block; 0: see `choose_block_size`
     kv_blocks: int = 0  # 0: as many as kv_memory_fraction of the free memory holds
-    kv_memory_fraction: float = 0.25
+    kv_memory_fraction: float = 0.0  # 0: CPU_SHARE or GPU_SHARE
     max_model_len: int = 0  # tokens; 0: the model's own limit
     threads: int = (
         0  # CPU threads of a rank; 0: all cores that this process may use, by its CPU limit too, shared by all ranks

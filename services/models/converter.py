@@ -35,7 +35,6 @@ _OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "ti
 
 
 def main(source: Path, target: Path) -> None:
-    _count_what_transformers_counts()
     try:
         _convert(source, target)
     except Exception as error:
@@ -159,7 +158,7 @@ def convert_folder(source: Path, target: Path) -> None:
         AutoConfig.from_pretrained(source).to_json_file(target / "config.json", use_diff=False)
     if lacks_tokens(source):
         if not any(file.name.startswith(_OF_TOKENIZERS) for file in source.iterdir()):
-            raise RuntimeError("the folder has no tokenizer; copy tokenizer.json and tokenizer_config.json into it")
+            raise ModelError("the folder has no tokenizer; copy tokenizer.json and tokenizer_config.json into it")
         say("converting the tokenizer")
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
     for file in source.iterdir():
@@ -188,6 +187,7 @@ def say(line: str) -> None:
 
 if __name__ == "__main__":
     try:
+        _count_what_transformers_counts()
         main(Path(sys.argv[1]), Path(sys.argv[2]))
     except Exception as error:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

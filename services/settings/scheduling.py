@@ -28,6 +28,14 @@ MOST_DRAFTED = 16  # tokens of a draft: more are seldom right, and each costs so
 DRAFT_METHODS = ("ngram", "suffix")
 
 
+def _lookahead(given: Any) -> int | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    if str(given) not in ("0", "1"):
+        raise ValueError("is neither 'auto' nor 0 or 1")
+    return int(given)
+
+
 def _seconds_or_auto(given: Any) -> float | Literal["auto"]:
     if given == "auto":
         return "auto"
@@ -104,11 +112,14 @@ class SchedulingSettings(BaseSettings):
         ),
     ] = "on_demand"
     lookahead: Annotated[
-        int,
+        int | Literal["auto"],
+        PlainValidator(_lookahead),
         Field(
-            ge=0, le=1, description="1: the engine gets the next iteration before the tokens of the last one are known"
+            description="1: the engine gets the next iteration before the tokens of the last one are known, so that a "
+            "GPU never waits; 0: it does not; auto: 1 on GPUs, unless an engine has several processes or "
+            "speculative_config asks for drafts"
         ),
-    ] = 0
+    ] = "auto"
     speculative_config: Annotated[
         str,
         PlainValidator(_speculative),
@@ -138,7 +149,7 @@ class SchedulingSettings(BaseSettings):
                 "each request of a full batch needs a token"
             )
         if self.speculative_config not in ("auto", "off"):
-            if self.lookahead:
+            if self.lookahead == 1:
                 raise ValueError("speculative_config needs lookahead=0: a draft follows tokens that are known")
             if self.policy == "request":
                 raise ValueError("speculative_config needs policy=iteration")
@@ -148,7 +159,7 @@ class SchedulingSettings(BaseSettings):
     @property
     def num_speculative_tokens(self) -> int:
         """The largest number of tokens of a draft; 0: there are none."""
-        if self.speculative_config == "off" or self.lookahead or self.policy == "request":
+        if self.speculative_config == "off" or self.lookahead == 1 or self.policy == "request":
             return 0
         if self.speculative_config == "auto":
             return MOST_DRAFTED

@@ -245,7 +245,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
 
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"
-        if self.lookahead:
+        if self.lookahead == 1:
             raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
         if self.null_engine:
             raise ValueError(f"a null engine has no layers to split with {asked}")

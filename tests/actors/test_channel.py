@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from actors.channel import Answer, Door, EngineChannel, Frames, Order, framed
 from actors.engine_server import MAX_STRANGERS, EngineServer
+from services.started import Started, finished
 
 HERE = "127.0.0.1"
 BIG = 3 << 20  # bytes, more than any socket buffers
@@ -45,8 +46,8 @@ async def connect(door: Door) -> Owner:
     return owner
 
 
-def echo(iteration: bytes, missed: list[bytes]) -> bytes:
-    return iteration
+def echo(iteration: bytes, missed: list[bytes]) -> Started[bytes]:
+    return finished(iteration)
 
 
 def open_door(server: EngineServer, host: str = "") -> Door:
@@ -94,9 +95,9 @@ async def test_big_messages_both_ways(host: str) -> None:
 async def test_one_thread_runs_orders_and_calls() -> None:
     names: set[int] = set()
 
-    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+    def run(iteration: bytes, missed: list[bytes]) -> Started[bytes]:
         names.add(threading.get_ident())
-        return iteration
+        return finished(iteration)
 
     server = EngineServer(run)
     owner = await connect(open_door(server))
@@ -120,11 +121,11 @@ async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next(ran
     began, go_on = threading.Event(), threading.Event()
     done: list[bytes] = []
 
-    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+    def run(iteration: bytes, missed: list[bytes]) -> Started[bytes]:
         began.set()
         assert go_on.wait(60)
         done.append(iteration)
-        return iteration
+        return finished(iteration)
 
     server = EngineServer(run, finish=ranks)
     first = await connect(open_door(server))
@@ -149,8 +150,88 @@ async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next(ran
     assert done == [*expected, b"4"]
 
 
+class Device:
+    """Ends the work that it was given when it is told. `log` has what was started and read, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.ended: set[bytes] = set()
+        self.fails: set[bytes] = set()
+
+    def start(self, iteration: bytes, missed: list[bytes]) -> Started[bytes]:
+        self.log.append(f"start {iteration.decode()}")
+        if iteration == b"bad":
+            raise ValueError(iteration)
+        return Started(lambda: iteration in self.ended, lambda: self._read(iteration))
+
+    def _read(self, iteration: bytes) -> bytes:
+        self.log.append(f"read {iteration.decode()}")
+        if iteration in self.fails:
+            raise ValueError(iteration)
+        return iteration
+
+    async def until(self, *log: str) -> None:
+        async with asyncio.timeout(60):
+            while self.log != list(log):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.001)
+
+
+async def test_an_order_starts_while_a_device_runs_the_one_before() -> None:
+    device = Device()
+    owner = await connect(open_door(EngineServer(device.start)))
+    owner.send(b"1")
+    owner.send(b"2")
+    await device.until("start 1", "start 2")
+    device.ended.add(b"1")
+    assert await owner.result() == b"1"
+    owner.send(b"3")
+    await device.until("start 1", "start 2", "read 1", "start 3")
+    device.ended |= {b"2", b"3"}
+    assert [await owner.result() for _ in range(2)] == [b"2", b"3"]
+
+
+async def test_a_fault_that_comes_late_ends_the_channel_without_an_answer() -> None:
+    """Neither to its own order nor to those behind it."""
+    device = Device()
+    device.fails.add(b"2")
+    owner = await connect(open_door(EngineServer(device.start)))
+    for order in (b"1", b"2", b"3"):
+        owner.send(order)
+    await device.until("start 1", "start 2", "start 3")
+    device.ended |= {b"1", b"2", b"3"}
+    assert await owner.result() == b"1"
+    last = await owner.answers.get()
+    assert last.result is None
+    assert "ValueError" in last.error
+    await owner.closed.wait()
+    assert "read 3" not in device.log
+
+
+async def test_orders_before_one_that_cannot_start_are_answered() -> None:
+    device = Device()
+    owner = await connect(open_door(EngineServer(device.start)))
+    owner.send(b"1")
+    owner.send(b"bad")
+    assert await owner.result() == b"1"
+    assert "ValueError" in (await owner.answers.get()).error
+
+
+async def test_a_new_owner_waits_for_the_device() -> None:
+    device = Device()
+    server = EngineServer(device.start)
+    first = await connect(open_door(server))
+    first.send(b"1")
+    await device.until("start 1")
+    second = await connect(await asyncio.to_thread(replace_owner, server))
+    assert device.log == ["start 1", "read 1"]
+    assert await first.answers.get() == Answer(None, "epoch 1:a is over", stale=True)
+    second.send(b"2")
+    device.ended.add(b"2")
+    assert await second.result() == b"2"
+
+
 async def test_an_owner_that_does_not_read_gives_way() -> None:
-    server = EngineServer(lambda iteration, missed: bytes(BIG))
+    server = EngineServer(lambda iteration, missed: finished(bytes(BIG)))
     door = open_door(server)
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.connect(door.address)
@@ -163,7 +244,7 @@ async def test_an_owner_that_does_not_read_gives_way() -> None:
 
 async def test_half_an_answer_is_not_completed_by_a_last_word() -> None:
     answer = os.urandom(BIG)
-    server = EngineServer(lambda iteration, missed: answer)
+    server = EngineServer(lambda iteration, missed: finished(answer))
     door = open_door(server)
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(door.address)
@@ -184,9 +265,9 @@ async def test_half_an_answer_is_not_completed_by_a_last_word() -> None:
 async def test_an_owner_that_dies_in_the_middle_of_an_order() -> None:
     done: list[bytes] = []
 
-    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+    def run(iteration: bytes, missed: list[bytes]) -> Started[bytes]:
         done.append(iteration)
-        return iteration
+        return finished(iteration)
 
     server = EngineServer(run)
     door = open_door(server)

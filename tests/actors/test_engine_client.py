@@ -21,6 +21,7 @@ from actors.engine_server import EngineServer
 from actors.liveness import Lifeline
 from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration, IterationResult
+from services.started import Started, finished
 from services.wire import pack, unpack
 
 HERE = "127.0.0.1"
@@ -41,7 +42,7 @@ class Rank:
     def __init__(self, tokens: dict[str, int], epoch: str = "1:a", fails: int = -1) -> None:
         self.missed: list[list[int]] = []  # the steps of the results, by iteration
         self._tokens, self._epoch, self._fails = tokens, epoch, fails
-        self._server = EngineServer(self._run)
+        self._server = EngineServer(self._start)
 
     def open(self) -> Door:
         return self._server.call(lambda: self._server.open(""))
@@ -51,14 +52,14 @@ class Rank:
         self._server.call(lambda: self._server.dismiss("the engine serves another epoch"))
         return self.open()
 
-    def _run(self, packed: bytes, missed: list[bytes]) -> bytes:
+    def _start(self, packed: bytes, missed: list[bytes]) -> Started[bytes]:
         iteration = unpack(Iteration, packed)
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"the engine's is {self._epoch}")
         if iteration.step == self._fails:
             raise ValueError("no such request")
         self.missed.append([unpack(IterationResult, result).step for result in missed])
-        return pack(IterationResult(iteration.epoch, iteration.step, self._tokens))
+        return finished(pack(IterationResult(iteration.epoch, iteration.step, self._tokens)))
 
 
 async def client_to(*doors: Door, sampler: int = 0, lifeline: str = "", pid: int = 0) -> EngineClient:

@@ -13,6 +13,7 @@ import time
 
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
+from services.started import Started, finished
 from services.text import Tokenizer
 
 FAIL = "FAIL"  # the output is what follows it in the prompt; then the request fails
@@ -33,7 +34,10 @@ class EchoEngine:
     def reset(self, epoch: str) -> None:
         self._epoch, self._rows = epoch, {}
 
-    def run(self, iteration: Iteration) -> IterationResult:
+    def start(self, iteration: Iteration) -> Started[IterationResult]:
+        return finished(self._run(iteration))
+
+    def _run(self, iteration: Iteration) -> IterationResult:
         if iteration.epoch != self._epoch:
             raise StaleEpoch(iteration.epoch)
         time.sleep(self.pace)

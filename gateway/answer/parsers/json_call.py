@@ -7,19 +7,18 @@ from functools import cache
 
 from gateway.answer.parsers.call_format import CALL_ID, INDEX, NAME, JsonObject, NamedJson
 from gateway.answer.parsers.call_object import CallObject
-from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, held_from, skip
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, CallReader, held_from, skip
 
 
-class JsonCall:
-    """A `CallReader` of one JSON object, from its opening brace on. `stops`: marks that end it where its last brackets
+class JsonCall(CallReader):
+    """Reads one JSON object, from its opening brace on. `stops`: marks that end it where its last brackets
     are missing. `name`: the name of the call, if it is known; then the object is the arguments."""
 
     def __init__(self, call: JsonObject, stops: tuple[str, ...], name: str = "") -> None:
+        super().__init__(name)
         self._object = CallObject(name, call.name)
         self._stops = stops
         self._opened = bool(name)  # the opening brace is read, or is that of the arguments
-        self.name = name
-        self.begun = self.ended = self.broken = False
 
     def read(self, text: str, at: int, final: bool) -> int:
         read = self._object
@@ -54,15 +53,14 @@ class JsonCall:
         return self._object.take_arguments(last)
 
 
-class NamedJsonCall:
-    """A `CallReader` of a name with arguments after it."""
+class NamedJsonCall(CallReader):
+    """Reads a name with arguments after it."""
 
     def __init__(self, call: NamedJson, stops: tuple[str, ...]) -> None:
+        super().__init__()
         self._call = call
         self._stops = stops
         self._arguments: JsonCall | None = None
-        self.name = ""
-        self.begun = self.ended = self.broken = False
 
     def read(self, text: str, at: int, final: bool) -> int:
         if self._arguments is None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from gateway.answer.parsers.call_format import Literals
-from gateway.answer.parsers.text_reader import LONGEST_NAME, NAME, find, held_from, quoted, skip
+from gateway.answer.parsers.text_reader import LONGEST_NAME, NAME, CallReader, find, held_from, quoted, skip
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -23,13 +23,13 @@ OBJECT, ARRAY = "{}", "[]"
 MOST_OPEN = 1000  # brackets
 
 
-class LiteralCall:
-    """A `CallReader` of one call, from its name or the text before it on."""
+class LiteralCall(CallReader):
+    """Reads one call, from its name or the text before it on."""
 
     def __init__(self, call: Literals, stops: tuple[str, ...]) -> None:
+        super().__init__()
         self._call = call
         self._stops = stops
-        self._made: list[str] = []
         self._open: list[str] = []  # the objects and arrays that are open
         self._first = True  # nothing is in the innermost one
         self._key = True  # a key is expected
@@ -38,8 +38,6 @@ class LiteralCall:
         self._parts: list[str] = []  # of a key or a word
         self._is_key = False  # the string that is read is one
         self._read: Callable[[str, int, bool], int] = self._head
-        self.name = ""
-        self.begun = self.ended = self.broken = False
 
     def read(self, text: str, at: int, final: bool) -> int:
         while at < len(text) and not (self.ended or self.broken):
@@ -48,11 +46,6 @@ class LiteralCall:
             if at == begin and reading == self._read:
                 break
         return at
-
-    def take(self, last: bool = False) -> str:
-        made = "".join(self._made)
-        self._made.clear()
-        return made
 
     def _head(self, text: str, at: int, final: bool) -> int:
         begin = at + len(self._call.opening)

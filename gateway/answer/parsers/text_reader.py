@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
 
 SPACE = " \t\r\n"
 
@@ -17,26 +17,28 @@ LONGEST_NAME = 256  # characters; what is longer is no name
 LONGEST_HEAD = 512  # characters before the arguments of a call, and of the tag of a parameter
 
 
-class CallReader(Protocol):
+class CallReader(ABC):
     """Reads one call. What it reads depends on the text only, not on how the text is cut.
 
     `name`: empty until it is known. `begun`: it certainly is a call, so that its name can be told. `ended`: the call is
     complete. `broken`: the text where it stopped cannot belong to such a call; if it has begun, it ends there.
     """
 
-    name: str
-    begun: bool
-    ended: bool
-    broken: bool
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.begun = self.ended = self.broken = False
+        self._made: list[str] = []  # of the arguments, not taken yet
 
+    @abstractmethod
     def read(self, text: str, at: int, final: bool) -> int:
         """Read `text` from index `at` on as far as it is certain what it is. `final`: no text follows. Returns the
         index of the first character that was not read."""
-        ...
 
     def take(self, last: bool = False) -> str:
         """The arguments, as JSON, that were read since the last call of `take`; `last`: no more are to come."""
-        ...
+        made = "".join(self._made)
+        self._made.clear()
+        return made
 
 
 def find(text: str, at: int, marks: Iterable[str], final: bool) -> tuple[int, str]:

@@ -16,29 +16,27 @@ from functools import cache
 from typing import Any
 
 from gateway.answer.parsers.call_format import IS_STRING, Xml
-from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, NAME, find, quoted, skip
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, NAME, CallReader, find, quoted, skip
 
 MOST_BRACKETS = 100  # within each other; a value with more of them stays a string
 LONGEST_PYTHON = 1 << 16  # characters of a value that may be read as Python
 TYPES = {bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"}
 
 
-class XmlCall:
-    """A `CallReader` of one call. `types`: for each tool, the types of the parameters that are not only strings, as
+class XmlCall(CallReader):
+    """Reads one call. `types`: for each tool, the types of the parameters that are not only strings, as
     `types_of` has them."""
 
     def __init__(self, call: Xml, types: Mapping[str, Mapping[str, str]], stops: tuple[str, ...]) -> None:
+        super().__init__()
         self._call = call
         self._types = types
         self._stops = stops
-        self._made: list[str] = []
         self._empty = True  # no parameter has begun
         self._in_value = False
         self._type = ""  # of the value that is read; empty: a string
         self._value: list[str] = []  # of a value that is no string
         self._fresh = False  # nothing of the value has been read
-        self.name = ""
-        self.begun = self.ended = self.broken = False
 
     def read(self, text: str, at: int, final: bool) -> int:
         if not self.begun:
@@ -49,11 +47,6 @@ class XmlCall:
             if at == begin and was_value == self._in_value:
                 break
         return at
-
-    def take(self, last: bool = False) -> str:
-        made = "".join(self._made)
-        self._made.clear()
-        return made
 
     def _read_name(self, text: str, at: int, final: bool) -> int:
         begin = at + len(self._call.opening)

@@ -87,9 +87,10 @@ class Adjustments:
         """[COLUMNS, ids]"""
         return self._columns[:, : len(self._places)]
 
-    def update(self, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Add the tokens that came since the last call. `token_ids` are prompt + output."""
-        s, num_output_tokens = self._sampling, len(token_ids) - num_prompt_tokens
+    def update(self, token_ids: list[int], num_prompt_tokens: int, unknown: int = 0) -> None:
+        """Add the tokens that came since the last call. `token_ids` are prompt + output, without the last `unknown`
+        ones, which may change nothing but their number."""
+        s, num_output_tokens = self._sampling, len(token_ids) + unknown - num_prompt_tokens
         held_back = float(num_output_tokens < s.min_tokens)
         self.settings = held_back, s.repetition_penalty, s.presence_penalty, s.frequency_penalty
         if self._repetition:

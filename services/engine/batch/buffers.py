@@ -1,4 +1,4 @@
-"""Memory for tensors: huge pages on a CPU, and one packed copy to a device."""
+"""Memory for tensors: huge pages on a CPU, one packed copy to a device, and one copy from there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from services.started import Started, finished
 
 _ALIGNMENT = 16  # bytes: Triton compiles other kernels for arrays that do not begin at a multiple of it
 _DTYPES = {
@@ -57,6 +59,29 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     """The arrays, of int64, int32, float64 or float32, as tensors on the device: one copy, and the host does not wait
     for it."""
     return unpack(pack(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
+
+
+def fetch(tensor: torch.Tensor) -> Started[Array]:
+    """A tensor on its way to the host: one copy, behind the work that makes it. The host does not wait before it asks
+    for the result."""
+    if tensor.device.type != "cuda":
+        return finished(tensor.numpy())
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    there.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def done() -> bool:
+        try:
+            return bool(arrived.query())
+        except RuntimeError:  # the device has failed, as `result` says
+            return True
+
+    def result() -> Array:
+        arrived.synchronize()
+        return there.numpy()
+
+    return Started(done, result)
 
 
 def pack(arrays: Sequence[Array], pinned: bool) -> torch.Tensor:

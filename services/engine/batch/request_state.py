@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
@@ -40,6 +40,12 @@ class RequestState:
     prompt_scores: PromptScores | None = (
         None  # until the first output token, if the prompt's log probabilities are asked
     )
+    unknown: int = 0  # tokens after `token_ids` that iterations sample whose results the host has not read
+    row: int = 0  # of the last of them, in the last draw
+    # whether its next token can be sampled before the host knows the last one: nothing that its settings do to logits
+    # depends on which tokens its output has
+    runs_ahead: bool = field(init=False)
+    unchanged: bool = field(init=False)  # whether its settings never do anything to logits
     failed: bool = False  # iterations that were sent before the scheduler knew it may still name the request
 
     @classmethod
@@ -67,8 +73,24 @@ class RequestState:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.unknown
+
+    @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
+
+    def __post_init__(self) -> None:
+        s = self.sampling
+        self.runs_ahead = not (
+            s.grammar
+            or s.thinking_token_budget
+            or s.bad_words
+            or s.presence_penalty
+            or s.frequency_penalty
+            or s.repetition_penalty != 1.0
+        )
+        self.unchanged = self.runs_ahead and not (s.allowed_token_ids or Adjustments.needed(s, 0))
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -108,6 +130,10 @@ class RequestStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    def known(self, ids: Iterable[str]) -> Iterator[RequestState]:
+        """Those of these requests that are here."""
+        return (state for id in ids if (state := self._states.get(id)))
+
     def clear(self) -> None:
         """Forget all requests. Blocks of failed ones stay dirty."""
         for id in list(self._states):
@@ -120,13 +146,15 @@ class RequestStates:
             for block in state.blocks:
                 if not self._holders[block]:
                     del self._holders[block]
-            if state.failed:
+            if state.failed or state.unknown:  # it may have failed in an iteration whose result is not read
                 self._dirty.update(state.blocks)
         assert self._states or not self._holders, f"blocks {set(self._holders)} belong to no request"
 
-    def own_blocks(self, id: str) -> list[int]:
-        """The blocks that a request has written, and those that no other request has."""
-        state = self._states[id]
+    def own_blocks(self, state: RequestState) -> list[int]:
+        """The blocks that a request has written, and those that no other request has; if it was released, those that
+        nobody has."""
+        if self._states.get(state.id) is not state:
+            return [block for block in state.blocks if not self._holders[block]]
         return [b for i, b in enumerate(state.blocks) if i >= state.num_shared_blocks or self._holders[b] == 1]
 
     def apply(self, iteration: Iteration) -> list[int]:

@@ -52,6 +52,7 @@ class RankDecoder(ABC):
     bytes_read: int  # of the checkpoint
     as_stored: Mapping[str, bool]
     memory: int
+    reads_past_end = True
     states: Sequence[StateShape] = ()  # no family of the fast path has any
 
     def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:
@@ -108,6 +109,22 @@ class RankDecoder(ABC):
         if batch.scored_requests:
             self._last = forward_pass, x, change
         return self._gather(forward_pass.logits(x, change, None))
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether other ranks have parts of the model."""
+        return self._layout.size > 1
+
+    def run_alone(self, batch: FlatBatch) -> None:
+        """Compute this rank's part of a batch without the others. The results mean nothing."""
+        forward_pass, layout = self.begin(batch), self._layout
+        if layout.is_first:
+            x = forward_pass.embed()
+        else:
+            x = torch.zeros(len(batch.input_ids), self._spec.hidden, device=self._device)
+        change = forward_pass.run(x, None)
+        if layout.is_last:
+            forward_pass.logits(x, change, None)
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
         """See Decoder. Each rank of the last stage has a part of the logits, so all ranks must ask for the same

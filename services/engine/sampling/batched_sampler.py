@@ -1,43 +1,45 @@
 """The batched sampler, for accelerators, and for a CPU without compiled functions: whole vocabularies and all requests
-at once. The host waits once, for the result."""
+at once. The host waits for nothing but the result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from services.engine.batch import adjustments
-from services.engine.batch.buffers import send
+from services.engine.batch.buffers import fetch, send
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import whole_rows
-from services.engine.sampling.noise import gumbel, keys
+from services.engine.sampling.noise import gumbel, keys_at, stems
 from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.messages import Logprobs
+from services.started import Started
 
 AT_ONCE = 1 << 24  # scores that are drawn from at once: noise takes 16 bytes of each
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What the device needs of the requests. `special` are numbers of requests: first those that draw, in the order of
-    their draws, then the others."""
+    """What the device needs of the requests."""
 
-    special: torch.Tensor  # [special]: requests that are not plain greedy
+    changed: torch.Tensor  # [changed]: requests whose logits change
     index: torch.Tensor
     columns: torch.Tensor
-    settings: torch.Tensor  # these three are the `Changes` of the special requests
+    settings: torch.Tensor  # these three are the `Changes` of the changed requests
+    drawing: torch.Tensor  # [draws]: requests that draw
+    sources: torch.Tensor  # [draws]: rows, in the logits of all requests and those of changed ones after them
     keys: torch.Tensor  # [draws], of their noise
     asking: torch.Tensor  # [asking]: requests that ask for log probabilities
-    limited: torch.Tensor  # [limited]: which of the special requests have allowed tokens
+    limited: torch.Tensor  # [limited]: which of the changed requests have allowed tokens
     limits: DeviceTruncation  # [draws]
     forbidden: torch.Tensor  # [limited, vocab], bool
-    masked: torch.Tensor  # [masked]: which of the special requests have the mask of a grammar
+    masked: torch.Tensor  # [masked]: which of the changed requests have the mask of a grammar
     masks: torch.Tensor  # [masked, ceil(vocab / 32)], int32: a bit for each token that the grammar allows
 
 
@@ -46,40 +48,49 @@ class Batch:
     """The requests of an iteration as whole-batch operations need them."""
 
     states: Sequence[RequestState]
-    special: list[int]
+    changed: list[int]  # those whose logits change
+    drawing: list[int]
     draws: list[tuple[int, bool]]  # of each: top_k, whether it has top_p; those that one pass truncates are neighbours
+    stems: npt.NDArray[np.uint64]  # [draws], of the keys of their noise
     asking: list[int]
     most_logprobs: int  # the largest number of log probabilities that a request asks for
 
     @classmethod
     def from_states(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
-        def kind(i: int) -> tuple[bool, bool, bool]:
+        def kind(i: int) -> tuple[bool, bool]:
             s = states[i].sampling
-            return s.temperature <= 0.0, s.top_p < 1.0, 0 < s.top_k < vocab_size
+            return s.top_p < 1.0, 0 < s.top_k < vocab_size
 
-        special = sorted((i for i, state in enumerate(states) if not state.is_plain_greedy), key=kind)
+        changed = [i for i, state in enumerate(states) if state.adjustments or state.is_limited]
+        drawing = sorted((i for i, state in enumerate(states) if state.sampling.temperature > 0.0), key=kind)
         asking = [i for i, state in enumerate(states) if state.sampling.logprobs is not None]
         most = max((min(states[i].sampling.logprobs or 0, vocab_size) for i in asking), default=0)
-        drawing = [states[i].sampling for i in special if states[i].sampling.temperature > 0.0]
-        draws = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in drawing]
-        return cls(states, special, draws, asking, most)
+        settings = [states[i].sampling for i in drawing]
+        draws = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in settings]
+        of_noise = stems((s.seed for s in settings), (s.choice for s in settings))
+        return cls(states, changed, drawing, draws, of_noise, asking, most)
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """[draws], of the noise of their next tokens."""
+        return keys_at(self.stems, (self.states[i].num_tokens for i in self.drawing))
 
     def send(self, vocab_size: int, device: torch.device) -> OnDevice:
-        special = [self.states[i] for i in self.special]
-        drawing = special[: len(self.draws)]
-        settings = [state.sampling for state in drawing]
-        changes = adjustments.gather([state.adjustments for state in special], vocab_size)
-        limited = [(i, state.allowed) for i, state in enumerate(special) if state.allowed]
+        changed = [self.states[i] for i in self.changed]
+        settings = [self.states[i].sampling for i in self.drawing]
+        copies = {i: len(self.states) + place for place, i in enumerate(self.changed)}
+        changes = adjustments.gather([state.adjustments for state in changed], vocab_size)
+        limited = [(i, state.allowed) for i, state in enumerate(changed) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
-        masks = [(i, mask) for i, state in enumerate(special) if (mask := state.mask) is not None]
-        positions = (len(state.token_ids) for state in drawing)
-        first, index, columns, values, noise_keys, asking, places, masked, words, *limits = send(
+        masks = [(i, mask) for i, state in enumerate(changed) if (mask := state.mask) is not None]
+        first, index, columns, values, draws, sources, noise_keys, asking, places, masked, words, *limits = send(
             [
-                np.array(self.special, np.int64),
+                np.array(self.changed, np.int64),
                 changes.index,
                 changes.columns,
                 changes.settings,
-                keys((s.seed for s in settings), (s.choice for s in settings), positions),
+                np.array(self.drawing, np.int64),
+                np.array([copies.get(i, i) for i in self.drawing], np.int64),
+                self.keys(),
                 np.array(self.asking, np.int64),
                 np.array([i for i, _ in limited], np.int64),
                 np.array([i for i, _ in masks], np.int64),
@@ -89,10 +100,12 @@ class Batch:
             device,
         )
         return OnDevice(
-            special=first,
+            changed=first,
             index=index,
             columns=columns,
             settings=values,
+            drawing=draws,
+            sources=sources,
             keys=noise_keys,
             asking=asking,
             limited=places,
@@ -121,8 +134,34 @@ def _kind(draw: tuple[int, bool]) -> tuple[bool, bool]:
 
 def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    batch = Batch.from_states(states, logits.shape[1])
-    return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
+    return BatchedSampler().start(logits, states)[1].result()
+
+
+class BatchedSampler:
+    """Samples for one iteration after another. What the last one has sent is kept where it is the same: all but the
+    noise, for the same requests, if their settings change no logits."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Batch, OnDevice] | None = None
+
+    def start(
+        self, logits: torch.Tensor, states: Sequence[RequestState]
+    ) -> tuple[torch.Tensor, Started[SampledTokens]]:
+        """The tokens [requests] on the device of the logits, and all that the host needs, on its way there."""
+        if self._last and _same(states, self._last[0].states):
+            batch, there = self._last
+            if batch.drawing:
+                there = replace(there, keys=send([batch.keys()], logits.device)[0])
+        else:
+            batch = Batch.from_states(states, logits.shape[1])
+            there = batch.send(logits.shape[1], logits.device)
+        self._last = (batch, there) if all(state.unchanged for state in states) else None
+        results = launch(logits, batch, there)
+        return results[: len(states)], fetch(results).then(lambda arrived: unpack(arrived, batch))
+
+
+def _same(states: Sequence[RequestState], others: Sequence[RequestState]) -> bool:
+    return len(states) == len(others) and all(map(operator.is_, states, others))
 
 
 def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
@@ -130,28 +169,56 @@ def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
     raw, n = logits.float(), len(batch.states)
     results = [torch.empty(n + -(-n // 2), dtype=torch.int64, device=logits.device)]
     tokens, best = results[0][:n], results[0][n:].view(torch.float32)[:n]
-    torch.max(raw, dim=-1, out=(best, tokens))  # a batch of plain greedy requests costs no more than this
-    if batch.special:
-        scores = raw.index_select(0, there.special)
-        if len(there.index):
-            values = adjustments.adjusted(scores, there.index, there.columns, there.settings)
-            scores.view(-1).index_copy_(0, there.index, values)
-        if len(there.limited):
-            left = scores.index_select(0, there.limited).masked_fill_(there.forbidden, -torch.inf)
-            scores.index_copy_(0, there.limited, left)
-        if len(there.masked):
-            left = scores.index_select(0, there.masked).masked_fill_(_forbidden(there.masks, raw.shape[1]), -torch.inf)
-            scores.index_copy_(0, there.masked, left)
-        tops, chosen = scores.max(dim=-1)
+    maxima = _find_best(raw, tokens, best)  # a batch of plain greedy requests costs no more than this
+    copies, their_maxima = raw[:0], None
+    if batch.changed:
+        copies = _changed(raw, there)
+        chosen, tops = torch.empty_like(there.changed), torch.empty(len(there.changed), device=raw.device)
+        their_maxima = _find_best(copies, chosen, tops)
         results.append(tops.double().view(torch.int64))
-        if count := len(batch.draws):
-            chosen[:count] = _draw(scores[:count], tops[:count], batch, there)
-        tokens.index_copy_(0, there.special, chosen)
+        tokens.index_copy_(0, there.changed, chosen)
+    if batch.drawing:
+        if maxima is None:
+            drawn = _draw(torch.cat([raw, copies]) if len(copies) else raw, batch, there)
+        else:
+            from services.engine.sampling.triton_draw import draw
+
+            most = maxima if their_maxima is None else torch.cat([maxima, their_maxima])
+            drawn = draw((raw, copies), most, there.sources, there.limits, there.keys)
+        tokens.index_copy_(0, there.drawing, drawn)
     if batch.asking:
-        asking = raw if len(batch.asking) == n else raw.index_select(0, there.asking)
-        logs, ids = whole_rows.score(asking, tokens.index_select(0, there.asking), batch.most_logprobs)
+        if len(batch.asking) < n:
+            raw = raw.index_select(0, there.asking)
+            maxima = None if maxima is None else maxima.index_select(0, there.asking)
+        logs, ids = whole_rows.score(raw, tokens.index_select(0, there.asking), batch.most_logprobs, maxima)
         results += [logs.view(torch.int64).view(-1), ids.view(-1)]
     return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def _find_best(rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor | None:
+    """Write the largest of each of `rows` [rows, vocab] into `best`, and which token has it into `tokens` [rows].
+    Returns the maxima of their chunks where kernels need them."""
+    if known := whole_rows.kernels(rows):
+        maxima: torch.Tensor = known.maxima(rows)
+        known.best(rows, maxima, tokens, best)
+        return maxima
+    torch.max(rows, dim=-1, out=(best, tokens))
+    return None
+
+
+def _changed(raw: torch.Tensor, there: OnDevice) -> torch.Tensor:
+    """Copies of the logits that change, changed."""
+    scores = raw.index_select(0, there.changed)
+    if len(there.index):
+        values = adjustments.adjusted(scores, there.index, there.columns, there.settings)
+        scores.view(-1).index_copy_(0, there.index, values)
+    if len(there.limited):
+        left = scores.index_select(0, there.limited).masked_fill_(there.forbidden, -torch.inf)
+        scores.index_copy_(0, there.limited, left)
+    if len(there.masked):
+        left = scores.index_select(0, there.masked).masked_fill_(_forbidden(there.masks, raw.shape[1]), -torch.inf)
+        scores.index_copy_(0, there.masked, left)
+    return scores
 
 
 def _forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -160,27 +227,19 @@ def _forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return bits.flatten(1)[:, :vocab_size] == 0
 
 
-def _draw(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
-    """The tokens [draws] that are drawn."""
-    if scores.is_cuda and (kernel := _kernel()):
-        return kernel(scores, tops, there.limits, there.keys)
-    parts = batch.parts(scores.shape[1])
-    return torch.cat([_draw_part(scores[part] - tops[part, None], batch.draws[part], there, part) for part in parts])
-
-
-@cache
-def _kernel() -> Callable[..., torch.Tensor] | None:
-    """One launch for all draws, where there is Triton."""
-    try:
-        from services.engine.sampling.triton_draw import draw
-    except ImportError:
-        return None
-    return draw
+def _draw(rows: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
+    """The tokens [draws] that are drawn from some of `rows` [rows, vocab]."""
+    parts = batch.parts(rows.shape[1])
+    return torch.cat(
+        [_draw_part(rows.index_select(0, there.sources[part]), batch.draws[part], there, part) for part in parts]
+    )
 
 
 def _draw_part(scores: torch.Tensor, draws: list[tuple[int, bool]], there: OnDevice, part: slice) -> torch.Tensor:
-    """Draw from softmax(scores / temperature), truncated: the token with the largest score + Gumbel noise."""
+    """Draw from softmax(scores / temperature), truncated: the token with the largest score + Gumbel noise. The scores
+    are overwritten."""
     limits = there.limits.part(part)
+    scores -= scores.amax(dim=-1, keepdim=True)
     scores /= limits.temperature[:, None]
     truncate(scores, limits, max(top_k for top_k, _ in draws), draws[0][1])
     scores += gumbel(there.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
@@ -188,12 +247,12 @@ def _draw_part(scores: torch.Tensor, draws: list[tuple[int, bool]], there: OnDev
 
 
 def unpack(results: npt.NDArray[np.int64], batch: Batch) -> SampledTokens:
-    """What `launch` returns: tokens; the largest logit of each request, and of each special one after adjustments; log
+    """What `launch` returns: tokens; the largest logit of each request, and of each changed one after its changes; log
     probabilities and their tokens."""
-    n, special, asking, k = len(batch.states), len(batch.special), len(batch.asking), batch.most_logprobs
-    tokens, best, tops, rest = np.split(results, np.cumsum([n, -(-n // 2), special]))
+    n, changed, asking, k = len(batch.states), len(batch.changed), len(batch.asking), batch.most_logprobs
+    tokens, best, tops, rest = np.split(results, np.cumsum([n, -(-n // 2), changed]))
     possible = np.ones(n, bool)
-    possible[batch.special] = tops.view(np.float64) != -np.inf
+    possible[batch.changed] = tops.view(np.float64) != -np.inf
     logs = rest[: asking * (k + 1)].view(np.float64).reshape(asking, k + 1).tolist()
     ids = rest[asking * (k + 1) :].reshape(asking, k).tolist()
     logprobs = {}

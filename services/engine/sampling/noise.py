@@ -19,11 +19,25 @@ UNIFORMS = 1 << 53  # how many values `uniform` has
 
 def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int]) -> npt.NDArray[np.int64]:
     """The keys [draws] of draws. A position is the index of the drawn token in prompt + output."""
-    first, *others = (np.array(list(words), dtype=np.uint64) for words in (seeds, choices, positions))
-    state = _mix(first + np.uint64(_GOLDEN))
-    for words in others:
-        state = _mix((state ^ words) + np.uint64(_GOLDEN))
-    return state.view(np.int64)
+    return keys_at(stems(seeds, choices), positions)
+
+
+def stems(seeds: Iterable[int], choices: Iterable[int]) -> npt.NDArray[np.uint64]:
+    """What the keys [draws] of the draws of requests have in common at all positions."""
+    return _folded(_mix(_words(seeds) + np.uint64(_GOLDEN)), choices)
+
+
+def keys_at(stems: npt.NDArray[np.uint64], positions: Iterable[int]) -> npt.NDArray[np.int64]:
+    """The keys of draws at these positions."""
+    return _folded(stems, positions).view(np.int64)
+
+
+def _folded(state: npt.NDArray[np.uint64], words: Iterable[int]) -> npt.NDArray[np.uint64]:
+    return _mix((state ^ _words(words)) + np.uint64(_GOLDEN))
+
+
+def _words(words: Iterable[int]) -> npt.NDArray[np.uint64]:
+    return np.array(list(words), dtype=np.uint64)
 
 
 def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

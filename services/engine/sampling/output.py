@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from services.engine.batch.request_state import RequestState
 from services.messages import Logprobs
 from services.requests import NO_TOKEN_LEFT
+from services.started import Started
 
 
 @dataclass(slots=True)
@@ -20,6 +23,20 @@ class SamplerOutput:
     failed: dict[str, str] = field(default_factory=dict)
     more: dict[str, list[int]] = field(default_factory=dict)
     more_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
+
+    def drop(self, id: str) -> None:
+        """Leave out a request."""
+        for of in (self.tokens, self.logprobs, self.failed, self.more, self.more_logprobs):
+            of.pop(id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a sampler was started for. `tokens` are those of all rows, int64, on the device of the logits, behind the
+    work that makes them; None if the output is here."""
+
+    output: Started[SamplerOutput]
+    tokens: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

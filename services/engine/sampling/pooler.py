@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear
 
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.output import Draw, SamplerOutput
 from services.errors import ModelError
 from services.messages import Logprobs
 from services.models.json_file import read_json
 from services.models.pooling import Pooling
+from services.started import finished
 
 NO_TOKEN = 0  # the id of the output token that stands for a vector
 LEAST_LENGTH = 1e-12  # that sentence-transformers divides a vector by
@@ -36,7 +37,7 @@ class Pooler:
         self._pooling = pooling
         self._dense = [Dense.load(folder / name) for name in pooling.dense]
 
-    def sample(self, rows: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()) -> SamplerOutput:
+    def draw(self, rows: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()) -> Draw:
         """The vectors of `states`, whose rows [rows, numbers] the decoder made; see FlatBatch.ends. They have no
         drafts."""
         assert not any(drafts), f"{drafts = }"
@@ -54,7 +55,7 @@ class Pooler:
                 output.logprobs[state.id] = Logprobs(0.0, [], vector=vector.astype("<f4").tobytes())
             else:
                 output.failed[state.id] = "the model's vector is not finite"
-        return output
+        return Draw(finished(output))
 
     def _vector(self, rows: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         vector = rows[0]

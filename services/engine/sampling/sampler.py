@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 
 import torch
@@ -13,11 +12,13 @@ import torch
 from services.engine.batch.adjustments import Adjustments, AllowedTokens
 from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGrammar, allows
 from services.engine.batch.request_state import RequestState
-from services.engine.sampling import batched_sampler, cpu_sampler
-from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling import cpu_sampler
+from services.engine.sampling.batched_sampler import BatchedSampler
+from services.engine.sampling.output import Draw, SamplerOutput
 from services.engine.sampling.search import CompiledSearch
 from services.engine.sampling.truncation import MOST_TOKENS
 from services.errors import ModelError
+from services.started import finished
 
 
 class Sampler:
@@ -42,26 +43,34 @@ class Sampler:
         self._vocab_size = vocab_size
         self.search = search
         self._grammars = grammars
+        self._batched = BatchedSampler()
 
     def sample(
         self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()
     ) -> SamplerOutput:
+        """What `draw` gives."""
+        return self.draw(logits, states, drafts).output.result()
+
+    def draw(self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()) -> Draw:
         """A token for each row of `logits` [rows, vocab], the model's raw output in any dtype. Each request has a row,
         and one after each token of its draft. The tokens are those that are sampled one after another without
-        `drafts`.
+        `drafts`. The host does not wait for them unless they are sampled on a CPU by compiled functions.
         """
         rows: list[RequestState] = []
         first, verifiable = [], []
         for state, draft in zip(states, drafts or repeat([]), strict=bool(drafts)):
-            self.prepare(state)
+            if not state.unchanged:
+                self.prepare(state)
             first.append(len(rows))
             rows.append(state)
             if draft:
                 draft, ahead = self._ahead(state, draft)
                 rows += ahead
             verifiable.append(draft)
-        sample = partial(cpu_sampler.sample, search=self.search) if self.search else batched_sampler.sample
-        return sample(logits, rows).by_id(states, first, verifiable)
+        if self.search:
+            return Draw(finished(cpu_sampler.sample(logits, rows, self.search).by_id(states, first, verifiable)))
+        tokens, sampled = self._batched.start(logits, rows)
+        return Draw(sampled.then(lambda one: one.by_id(states, first, verifiable)), tokens)
 
     def _ahead(self, state: RequestState, draft: list[int]) -> tuple[list[int], list[RequestState]]:
         """The part of the draft that the request's grammar allows, and the request as it will be after each token of
@@ -121,6 +130,6 @@ class Sampler:
         if Adjustments.needed(sampling, state.num_output_tokens):
             if state.adjustments is None:
                 state.adjustments = Adjustments(sampling, self._eos, self._vocab_size)
-            state.adjustments.update(state.token_ids, state.num_prompt_tokens)
+            state.adjustments.update(state.token_ids, state.num_prompt_tokens, state.unknown)
         else:
             state.adjustments = None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from services.engine.backends.cpu.build import cpuinfo
-from services.engine.settings import EngineSettings
+from services.engine.settings import CPU_SHARE, GPU_SHARE, EngineSettings
 from services.errors import SettingsError
 from services.limits import free_memory, usable_cores
 
 LEAST_CAPABILITY = 8, 0  # the first that multiplies bfloat16
+GIB = 1 << 30
+OWN = GIB  # bytes of a GPU that its driver and this process's context may take
 
 
 def choose_device(settings: EngineSettings) -> torch.device:
@@ -96,20 +100,28 @@ def _cpu_prefers_bfloat16() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
 
 
-def count_blocks(settings: EngineSettings, bytes_per_block: int, block_size: int, max_model_len: int, free: int) -> int:
+def count_blocks(
+    settings: EngineSettings, bytes_per_block: int, block_size: int, max_model_len: int, free: int, device: torch.device
+) -> int:
     """`kv_blocks`, or floor(free bytes * kv_memory_fraction / bytes_per_block), with the weights already loaded.
 
     `bytes_per_block` is the size of a block over all ranks that share the `free` bytes, so that all ranks have the same
     number of blocks. There are at most as many as 4,096 requests of the model's length need. Raises SettingsError if
-    not one block fits.
+    not one block fits, or on a GPU not as many as are asked for; a CPU's memory is taken when it is written.
     """
     if settings.kv_blocks:
+        asked = settings.kv_blocks * bytes_per_block
+        if device.type == "cuda" and asked > free:
+            raise SettingsError(
+                f"kv_blocks={settings.kv_blocks} take {asked / GIB:.1f} GiB, and {free / GIB:.1f} GiB of "
+                f"{_card(device)} are free beside the model; lower kv_blocks, or leave it out"
+            )
         return settings.kv_blocks
-    fitting = int(free * settings.kv_memory_fraction) // bytes_per_block
+    share = settings.kv_memory_fraction or (GPU_SHARE if device.type == "cuda" else CPU_SHARE)
+    fitting = int(free * share) // bytes_per_block
     if fitting < 1:
         raise SettingsError(
-            f"kv_memory_fraction={settings.kv_memory_fraction} of {free} free bytes "
-            f"holds no KV block of {bytes_per_block} bytes"
+            f"kv_memory_fraction={share} of {free} free bytes holds no KV block of {bytes_per_block} bytes"
         )
     return min(fitting, 4096 * -(-max_model_len // block_size))
 
@@ -121,3 +133,25 @@ def free_bytes(device: torch.device) -> int:
         torch.cuda.empty_cache()  # what loading has left counts as taken otherwise
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
+
+
+@contextmanager
+def fitting(device: torch.device) -> Iterator[None]:
+    """Within, a GPU's memory that does not suffice raises SettingsError, with a sentence that says what takes it."""
+    if device.type != "cuda":
+        yield
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        taken = total - free
+        others = f", of which other processes had taken {taken / GIB:.1f} (see nvidia-smi)" if taken > OWN else ""
+        raise SettingsError(
+            f"the model does not fit {_card(device)}, which has {total / GIB:.1f} GiB{others}: "
+            f"{str(error).split('. ')[0]}; use a larger GPU, several with tp, a smaller model or a lower max_model_len"
+        ) from error
+
+
+def _card(device: torch.device) -> str:
+    return f"{device.type} ({torch.cuda.get_device_name(device)})"

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from load.in_process import Engine
-from services.messages import Claim, Commit, Iteration, Logprobs
+from services.messages import Claim, Commit, IterationResult, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.started import Started
 
 AT_ONCE = 16  # open requests
 LONGEST_LIFE = 40  # iterations
@@ -134,7 +135,6 @@ def _live(owner: _Owner, open_: list[CheckedRequest], draw: random.Random, findi
         if draw.random() < 0.8:
             for commit in owner.commits():
                 _compare(by_id[commit.id], commit.index, commit.tokens, commit.logprobs or [], owner, findings)
-    owner.die()
 
 
 def _compare(
@@ -158,7 +158,7 @@ class _Owner:
         engine.reset(epoch)
         self.engine, self.knobs = engine, knobs
         self._scheduler = Scheduler(epoch=epoch, figures=replace(engine.figures, num_blocks=blocks), knobs=knobs)
-        self._sent: deque[Iteration] = deque()
+        self._sent: deque[Started[IterationResult]] = deque()
 
     def add(self, checked: Sequence[CheckedRequest]) -> None:
         """Add requests; their order is that of their ranks."""
@@ -169,21 +169,16 @@ class _Owner:
         self._scheduler.add(claims)
 
     def iterate(self, pace: float, draw: random.Random | None = None) -> bool:
-        """Send the iterations that can be sent, fewer at random if `pace` is under 1, and run the oldest. False if
-        there is none."""
+        """Send the iterations that can be sent, fewer at random if `pace` is under 1, and take the oldest result. False
+        if there is none."""
         while iteration := self._scheduler.select():
-            self._sent.append(iteration)
+            self._sent.append(self.engine.start(iteration))
             if draw and draw.random() > pace:
                 break
         if not self._sent:
             return False
-        self._scheduler.update(self.engine.run(self._sent.popleft()))
+        self._scheduler.update(self._sent.popleft().result())
         return True
 
     def commits(self) -> list[Commit]:
         return self._scheduler.take_commits()
-
-    def die(self) -> None:
-        """The engine still runs the iterations that it was sent, and their results are lost."""
-        for iteration in self._sent:
-            self.engine.run(iteration)

@@ -9,8 +9,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from services.models import local
+from services.models.converter import main
+
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+
+
+@pytest.fixture
+def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process convert models, as it has imported transformers. test_local_models.py shows the other one."""
+    monkeypatch.setattr(local, "convert", lambda source, target, progress: main(source, target))
 
 
 @pytest.fixture(scope="session")

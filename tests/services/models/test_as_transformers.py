@@ -22,7 +22,7 @@ from services.models.replaced import Replaced, resolve_replaced
 from services.models.weights_files import weights_files
 from services.text import Tokenizer
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.usefixtures("converts_here")
 
 CHAT = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

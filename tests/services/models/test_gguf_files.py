@@ -232,6 +232,7 @@ def test_a_file_that_names_no_end_has_none(tmp_path: Path) -> None:
     assert ModelInfo.load(folder).eos_token_ids == frozenset()
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_a_file_that_does_not_say_how_text_is_split_is_served_with_a_warning_at_each_start(tmp_path: Path) -> None:
     file = write_gguf(make_tiny_model(tmp_path / "llama", "llama", 300), tmp_path / "a.gguf", splitter="")
     starts: list[list[str]] = [[], []]

@@ -17,8 +17,6 @@ from services.models import ModelInfo, resolve
 from services.models.local import check_model_type
 from services.text import Tokenizer
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[3]
 
 
@@ -70,6 +68,7 @@ def test_several_processes_convert_a_gguf_once(tiny: Path, tiny_gguf: Path, tmp_
         resolve(str(source), cache)
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_a_conversion_that_was_killed_is_done_again(tiny_gguf: Path, tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from services.models import resolve;"
     program += "resolve(sys.argv[1], Path(sys.argv[2]))"
@@ -85,6 +84,7 @@ def test_a_conversion_that_was_killed_is_done_again(tiny_gguf: Path, tmp_path: P
     assert "model.norm.weight" in Checkpoint(folder)
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_an_old_folder_is_converted(tiny: Path, tmp_path: Path) -> None:
     """The folder has a .bin file, vocab.json and merges.txt, and no generation_config.json."""
     old = tmp_path / "old-llama"
@@ -110,6 +110,7 @@ def test_an_old_folder_is_converted(tiny: Path, tmp_path: Path) -> None:
     assert lines == []
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_a_folder_without_a_tokenizer(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):

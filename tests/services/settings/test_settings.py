@@ -70,6 +70,27 @@ def test_a_given_setting_takes_precedence_over_the_preset(tmp_path: Path, monkey
     assert knobs_of(load(preset="paper", tbt_target="0.5"), FIGURES) == expected
 
 
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "lookahead", "drafts"),
+    [
+        ({}, "cpu", 0, 16),
+        ({}, "cuda", 1, 0),
+        ({"lookahead": 0}, "cuda", 0, 16),
+        ({"lookahead": "1"}, "cpu", 1, 0),
+        ({"tp": 2}, "cuda", 0, 16),
+        ({"speculative_config": "off"}, "cuda", 1, 0),
+        ({"speculative_config": DRAFTS}, "cuda", 0, 3),
+        ({"preset": "paper"}, "cuda", 0, 0),
+    ],
+)
+def test_a_gpu_is_sent_iterations_ahead(given: dict[str, object], device: str, lookahead: int, drafts: int) -> None:
+    knobs = knobs_of(load(**given), replace(FIGURES, numerics=f"r bfloat16 {device}", verifies_drafts=True))
+    assert (knobs.lookahead, knobs.num_speculative_tokens) == (lookahead, drafts)
+
+
 @pytest.mark.parametrize(
     ("given", "numerics", "target", "stretched"),
     [

@@ -103,6 +103,8 @@ class CpuDecoder(RankDecoder):
             layer.keys, layer.values = cache.keys[place].data_ptr(), cache.values[place].data_ptr()
 
     def begin(self, batch: FlatBatch) -> CpuForwardPass:
+        if batch.drawn:
+            batch.drawn.put(torch.from_numpy(batch.input_ids))
         return CpuForwardPass(self, batch)
 
     def seconds(self) -> dict[str, float]:

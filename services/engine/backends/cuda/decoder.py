@@ -34,6 +34,7 @@ class CudaDecoder(RankDecoder):
     def __init__(self, setup: CudaSetup, layout: Layout = ONE_PROCESS) -> None:
         super().__init__(setup.spec, layout, setup.device)
         self.backend = "triton"
+        self.reads_past_end = False
         self.weight_dtype, self.cache_dtype = setup.dtype, setup.cache_dtype or setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
         self.weight_bytes = self.kernels.weight_bytes
@@ -58,6 +59,7 @@ class CudaDecoder(RankDecoder):
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
         cache."""
+        self.graphs = None  # gives back the memory of those that know another cache
         self.kernels.bind(cache)
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
@@ -109,7 +111,8 @@ class CudaForwardPass:
 class Graphs:
     """The graphs are captured when this is made. No length is part of a graph: attention reads its work from memory.
 
-    Graphs share memory, so the logits of one are valid until the next runs.
+    Graphs share memory, their inputs and logits too: all work is on one stream, so what the next iteration writes
+    there comes after all that reads it.
     """
 
     def __init__(
@@ -122,9 +125,10 @@ class Graphs:
         room = buffers.pack(self._layouts[-1].empty(), pinned=False)
         self._packed = room.to(device)
         self._logits = torch.empty(SIZES[-1], vocab, dtype=torch.float32, device=device)
+        self._inputs = [as_inputs(buffers.unpack(self._packed, layout.empty())) for layout in self._layouts]
         pool = torch.cuda.graph_pool_handle()
-        graphs = [self._capture(run, layout, pool) for layout in reversed(self._layouts)]  # the largest has all memory
-        self._graphs = graphs[::-1]
+        places = reversed(range(len(SIZES)))  # the largest has all memory
+        self._graphs = [self._capture(run, place, pool) for place in places][::-1]
 
     def fit(self, batch: FlatBatch) -> bool:
         """Whether all requests have one token, and the largest graph has room for them. A graph leaves the logits of
@@ -136,16 +140,17 @@ class Graphs:
         place = bisect_left(SIZES, batch.num_requests)
         packed = buffers.pack(self._layouts[place].arrays(batch, items), pinned=True)
         self._packed[: len(packed)].copy_(packed, non_blocking=True)
+        if batch.drawn:
+            batch.drawn.put(self._inputs[place].ids)
         self._graphs[place].replay()
         return self._logits[: len(batch.ends)]
 
-    def _capture(self, run: Run, layout: InputLayout, pool: torch.cuda._POOL_HANDLE) -> torch.cuda.CUDAGraph:
+    def _capture(self, run: Run, place: int, pool: torch.cuda._POOL_HANDLE) -> torch.cuda.CUDAGraph:
         """The graph of an iteration that computes its tokens and keeps nothing of them."""
+        layout, inputs = self._layouts[place], self._inputs[place]
         logits = self._logits[: layout.ends]
-        empty = layout.empty()
-        packed = buffers.pack(empty, pinned=False)
+        packed = buffers.pack(layout.empty(), pinned=False)
         self._packed[: len(packed)].copy_(packed)
-        inputs = as_inputs(buffers.unpack(self._packed, empty))
         with torch.inference_mode():
             run(inputs, logits)  # compiles kernels, and allocates what libraries allocate at their first call
             graph = torch.cuda.CUDAGraph()

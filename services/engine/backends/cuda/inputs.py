@@ -82,4 +82,7 @@ def as_inputs(tensors: list[torch.Tensor]) -> Inputs:
 
 def send(batch: FlatBatch, items: Sequence[Numbers], device: torch.device) -> Inputs:
     """The batch on the device, in new memory. The host does not wait."""
-    return as_inputs(buffers.send(InputLayout.of(batch, items).arrays(batch, items), device))
+    inputs = as_inputs(buffers.send(InputLayout.of(batch, items).arrays(batch, items), device))
+    if batch.drawn:
+        batch.drawn.put(inputs.ids)
+    return inputs

@@ -20,6 +20,8 @@ from services.engine.weights.description import tensor_bytes
 class StockDecoder:
     """Runs `model` flat as [1, total_tokens]."""
 
+    reads_past_end = True
+
     def __init__(
         self, model: Any, layers: list[AttentionLayer], states: Sequence[StateLayer] = (), path: str = "sdpa"
     ) -> None:
@@ -54,9 +56,12 @@ class StockDecoder:
         try:
             attention = SdpaAttention(batch, self._cache, self._device, self.masks, self._attending)
             states = StateBlocks(batch, self._cache, self._advancing, self._device, self._scratch)
+            ids = self._on_device(batch.input_ids)
+            if batch.drawn:
+                batch.drawn.put(ids)
             with attending(attention), advancing(states):
                 output = self._model(
-                    input_ids=self._on_device(batch.input_ids)[None],
+                    input_ids=ids[None],
                     position_ids=self._on_device(batch.positions())[None],
                     use_cache=False,
                     logits_to_keep=self._on_device(batch.ends),

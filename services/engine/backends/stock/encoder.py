@@ -41,6 +41,7 @@ class StockEncoder:
         self.as_stored: Mapping[str, bool] = {}
         self.weight_dtype = self.cache_dtype = model.dtype
         self.weight_bytes = model.dtype.itemsize
+        self.reads_past_end = False
         self.memory = tensor_bytes(list(model.parameters()))
         config = model.config
         self._model, self._base, self._classifies = model, model.base_model, pooling.kind == "classify"

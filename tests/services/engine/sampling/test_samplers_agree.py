@@ -9,7 +9,7 @@ import torch
 from compiled_search import check_weights, compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixed_requests import MIX, WITHOUT_GRAMMARS, mixed
+from mixed_requests import MIX, mixed
 from plain_sampler import plain_token
 from torch._subclasses import FakeTensorMode
 
@@ -123,6 +123,19 @@ def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
     assert batched_sampler.sample(logits, mixed(40, 3000)) == whole
 
 
+def test_what_is_kept_from_the_last_iteration_makes_no_difference() -> None:
+    """For the same requests, then some of them, then all again, among them some whose settings change logits."""
+    logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    sampler, rows = batched_sampler.BatchedSampler(), mixed(40, 3000)
+    plain = [row for row in rows if row.unchanged]
+    assert any(row.sampling.temperature for row in plain)
+    for chosen in (plain, plain, plain[3:], plain, rows, rows, plain[::-1], plain, plain):
+        _, sampled = sampler.start(logits[: len(chosen)], chosen)
+        assert sampled.result() == batched_sampler.sample(logits[: len(chosen)], chosen)
+        for row in plain:
+            row.append(7)
+
+
 def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
     """A fake tensor has no values: an operation that would wait for a device to read one raises."""
     rows = mixed(16, 3000)
@@ -133,21 +146,12 @@ def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
         with pytest.raises(Exception, match="_local_scalar_dense"):
             told.max().item()
     asking, likeliest = len(batch.asking), batch.most_logprobs
-    assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
+    assert told.shape == (16 + 8 + len(batch.changed) + asking * (1 + 2 * likeliest),)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_the_compiled_search_weighs_by_the_definition(vocab: int) -> None:
     check_weights(compiled_search(), vocab)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_device_draws_the_same_tokens() -> None:
-    logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
-    expected = sample_with_kernels(logits, mixed(80, 50_000, WITHOUT_GRAMMARS))
-    sampled = batched_sampler.sample(logits.cuda(), mixed(80, 50_000, WITHOUT_GRAMMARS))
-    assert (sampled.tokens, sampled.possible, sampled.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
 def test_log_probabilities_of_both_samplers_agree() -> None:

@@ -12,6 +12,8 @@ def main(how: str) -> None:
         os.kill(os.getpid(), END[how])
     elif how == "silent":
         sys.exit("no word of it")
+    elif how == "raises":
+        print('{"error": "ValueError: no word"}')
     elif how == "wrong":  # every token reads the embedding of another
         import services.engine.backends.cpu.decoder as cpu  # here, as importing torch takes a second
 

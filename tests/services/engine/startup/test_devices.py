@@ -71,3 +71,32 @@ def test_a_gpu_that_cannot_be_used_is_named_in_a_sentence(monkeypatch: pytest.Mo
         devices.open_device(cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     devices.open_device(cuda)
+
+
+TOO_LARGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.99 GiB"
+
+
+@pytest.mark.parametrize(
+    ("taken", "says"), [(0.4, r"which has 8\.0 GiB: CUDA"), (5.5, r"of which other .* taken 5\.5")]
+)
+def test_a_gpu_that_is_too_small_is_named_in_a_sentence(
+    taken: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int((8 - taken) * 2**30), 8 * 2**30))
+    with pytest.raises(SettingsError, match=says) as raised, devices.fitting(cuda):
+        raise torch.OutOfMemoryError(TOO_LARGE)
+    assert "NVIDIA L4" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(SettingsError, match=r"kv_blocks=5 take 5\.0 GiB, and 3\.0 GiB of cuda"):
+        devices.count_blocks(EngineSettings(kv_blocks=5), 2**30, 16, 100, 3 * 2**30, cuda)
+    assert devices.count_blocks(EngineSettings(kv_blocks=5), 2**30, 16, 100, 0, torch.device("cpu")) == 5
+
+
+def test_a_gpu_gives_more_of_its_memory_to_blocks() -> None:
+    one, free = EngineSettings(), 1000 * 2**20
+    assert devices.count_blocks(one, 2**20, 16, 1000, free, torch.device("cuda")) == 900
+    assert devices.count_blocks(one, 2**20, 16, 1000, free, torch.device("cpu")) == 250
+    given = EngineSettings(kv_memory_fraction=0.5)
+    assert devices.count_blocks(given, 2**20, 16, 1000, free, torch.device("cuda")) == 500

@@ -14,6 +14,7 @@ from family_check import generate
 from interpreted import CPU, make, make_engine, make_setup
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
+from test_running_ahead import Owner
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
@@ -24,7 +25,9 @@ from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
 from services.engine.weights.quantized import GroupFormat, Values, Weight
 from services.engine.weights.random_tensors import RandomTensors
+from services.messages import Claim
 from services.requests import SamplingParams
+from services.scheduling import Knobs
 
 
 def make_jobs(**sampling: object) -> list[Job]:
@@ -127,6 +130,25 @@ def test_keys_and_values_in_eight_bits_are_near_the_others(tiny_model: Callable[
             assert ours
             assert ours.tokens != theirs.tokens
             assert ours.tokens == pytest.approx(theirs.tokens, abs=0.02)
+
+
+def test_iterations_run_ahead_over_blocks_that_hold_anything(tiny_model: Callable[[str], Path]) -> None:
+    """Nothing behind a request's last token is read, so blocks need not be erased."""
+    engine = make_engine(tiny_model("llama"), 8)
+    claims = [
+        Claim(job.id, float(i), job.prompt, [], job.sampling)
+        for i, job in enumerate(make_jobs(seed=1, logprobs=3, ignore_eos=True))
+    ]
+    found = []
+    for knobs in (Knobs(1), Knobs(4, lookahead=1)):
+        for store in (*engine._cache.keys, *engine._cache.values):
+            store.fill_(torch.nan)
+        owner = Owner(engine, claims, knobs, 32)
+        owner.serve(claims)
+        found.append({id: (served.tokens, served.logprobs) for id, served in owner.served.items()})
+    assert owner.drawn
+    assert found[0] == found[1]
+    assert not engine.decoder.reads_past_end
 
 
 @pytest.mark.parametrize(

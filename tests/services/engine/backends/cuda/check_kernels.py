@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mixed_requests import mixed
 from plain_sampler import plain_token
 from torch.nn.functional import gelu, layer_norm, linear, relu, rms_norm, silu
 
@@ -30,10 +31,11 @@ from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.kv_cache import KVCache, LayerShape, scale_numbers
 from services.engine.batch.request_state import RequestState
 from services.engine.families.decoder_weights import Linear, Table
+from services.engine.sampling import batched_sampler, triton_rows, whole_rows
 from services.engine.sampling import triton_draw as drawing
 from services.engine.sampling.noise import keys
 from services.engine.sampling.triton_draw import draw
-from services.engine.sampling.truncation import DeviceTruncation, Truncation
+from services.engine.sampling.truncation import DeviceTruncation, Truncation, weights
 from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 from services.requests import SamplingParams
 
@@ -62,11 +64,29 @@ def test_embedding() -> None:
     assert torch.equal(partitions[0][0], learned[0])  # the other partition has the token, this one the position
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles, parts and chunks, the last of which are not full."""
+    for module, name, size in (
+        (drawing, "PART", 128),
+        (drawing, "BLOCK", 64),
+        (drawing, "WIDTH", 16),
+        (triton_rows, "CHUNKS_AT_ONCE", 4),
+        (triton_rows, "CHUNK", 8),
+        (triton_rows, "PART", 128),
+        (triton_rows, "WIDTH", 16),
+        (whole_rows, "CHUNK", 8),
+    ):
+        monkeypatch.setattr(module, name, size)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("listed", [128, pytest.param(16, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])
-def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_the_plain_ones(part: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flat and sharp distributions, with equal scores, with impossible tokens, with fewer possible tokens than
-    top_k; the last block is not full."""
-    monkeypatch.setattr(drawing, "BLOCK", 128)
+    top_k; with lists that are long enough, and with some that are not."""
+    monkeypatch.setattr(drawing, "LISTED", listed)
     kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
     rows, vocab = [], 200
     for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)[part::2]):
@@ -81,6 +101,7 @@ def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) ->
     assert drawn(logits, rows) == expected
 
 
+@pytest.mark.usefixtures("small")
 def test_min_p_drops_what_the_plain_one_drops() -> None:
     """It drops most of the weight, so a kernel that ignores it draws other tokens."""
     logits = torch.linspace(0, 2, 200)[torch.randperm(200)].repeat(24, 1)
@@ -96,22 +117,64 @@ def test_min_p_drops_what_the_plain_one_drops() -> None:
 
 
 def drawn(logits: torch.Tensor, rows: list[RequestState]) -> list[int]:
-    """The kernel's tokens. The logits are overwritten."""
+    """The kernels' tokens. Half of the rows lie in the second tensor."""
     limits = Truncation.from_params([row.sampling for row in rows], logits.shape[1])
     there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
     noise_keys = keys(
         (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
     )
-    tokens: list[int] = draw(logits, logits.amax(1), there, torch.from_numpy(noise_keys)).tolist()
+    return drawn_from(logits, there, torch.from_numpy(noise_keys))
+
+
+def drawn_from(logits: torch.Tensor, limits: DeviceTruncation, noise_keys: torch.Tensor) -> list[int]:
+    half = len(logits) // 2
+    order = torch.randperm(len(logits))
+    shuffled = logits[order]
+    maxima = triton_rows.maxima(shuffled)
+    tokens: list[int] = draw((shuffled[:half], shuffled[half:]), maxima, order.argsort(), limits, noise_keys).tolist()
     return tokens
 
 
 def test_what_cannot_be_drawn_from_gives_some_token() -> None:
     """The token's log probability is read before the sampler knows that it is invalid."""
-    logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan)])
-    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    tokens = draw(logits, logits.amax(1), DeviceTruncation(one, -one, zero + 3, one.double() / 2), zero)
-    assert all(0 <= token < 50 for token in tokens.tolist())
+    logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan), torch.zeros(50)])
+    logits[2, 7], logits[2, 9] = torch.nan, torch.inf
+    one, zero = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    for top_k in (0, 3):
+        tokens = drawn_from(logits, DeviceTruncation(one, -one, zero + top_k, one.double() / 2), zero)
+        assert all(0 <= token < 50 for token in tokens)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("vocab", [1, 8, 203])
+def test_the_best_of_rows(vocab: int) -> None:
+    """Their maxima and lowest tokens are torch's; a row with NaN has no finite one."""
+    logits = torch.randn(7, vocab).round()
+    logits[3], logits[4, 0], logits[5, -1] = -torch.inf, torch.nan, torch.inf
+    tokens, tops = torch.empty(7, dtype=torch.int64), torch.empty(7)
+    triton_rows.best(logits, triton_rows.maxima(logits), tokens, tops)
+    sound = [0, 1, 2, 3, 5, 6]
+    expected = logits.max(dim=1)
+    assert torch.equal(tops[sound], expected.values[sound])
+    assert tokens[sound].tolist() == [int((row == row.max()).nonzero()[0]) for row in logits[sound]]
+    assert tops[4] == torch.inf
+    assert 0 <= tokens[4] < vocab
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_of_weights_are_those_of_torch() -> None:
+    logits = torch.randn(5, 203) * 10
+    tops = logits.amax(dim=1)
+    assert torch.equal(triton_rows.weigh(logits, tops), weights(logits - tops[:, None]).sum(dim=1))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_batch_of_all_settings_is_sampled_as_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens, and log probabilities to the last bit."""
+    logits = torch.randn(34, 300) * 3
+    expected = batched_sampler.sample(logits, mixed(34, 300))
+    monkeypatch.setattr(whole_rows, "kernels", lambda raw: triton_rows)
+    assert batched_sampler.sample(logits, mixed(34, 300)) == expected
 
 
 @pytest.mark.parametrize("mean", [True, False])

@@ -32,6 +32,7 @@ from services.engine.backends.cuda.kernels import (
 from services.engine.backends.cuda.plan import FIELDS, Tiles
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
+from services.engine.sampling import triton_rows
 from services.engine.sampling.truncation import DeviceTruncation
 from services.engine.spec import Activation, AttentionSpec, DecoderSpec, ExpertsSpec
 
@@ -79,7 +80,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (experts, "_combine"),
         (heads, "_place"),
         (heads, "_scale_all_heads"),
-        (draw, "_draw"),
+        (draw, "_plan"),
+        (draw, "_race"),
+        (draw, "_settle"),
+        (draw, "_search"),
+        (triton_rows, "_maxima"),
+        (triton_rows, "_best"),
+        (triton_rows, "_weigh"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
@@ -227,10 +234,29 @@ def test_experts(made: list[Any], tmp_path: Path) -> None:
     assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
 
 
-def test_draws(made: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab", [128_256, 50_257])
+def test_draws(vocab: int, made: list[Any], tmp_path: Path) -> None:
+    """Next to nothing is spilled, and as many programs as there are threads for fit on a multiprocessor."""
     i64, f64 = (torch.empty(9, dtype=dtype, device="meta") for dtype in (torch.int64, torch.float64))
-    draw.draw(f32(9, 49_152), f32(9), DeviceTruncation(f32(9), f32(9), i64, f64), i64)
-    assert usage(made[0], tmp_path)["STACK"] == 0
+    logits, maxima = f32(9, vocab), f32(9, -(-vocab // triton_rows.CHUNK))
+    draw.draw((logits, f32(3, vocab)), maxima, i64, DeviceTruncation(f32(9), f32(9), i64, f64), i64)
+    triton_rows.maxima(logits)
+    triton_rows.best(logits, maxima, i64, f32(9))
+    triton_rows.weigh(logits, f32(9))
+    assert [kernel.metadata.name for kernel in made] == [
+        "_plan",
+        "_race",
+        "_settle",
+        "_search",
+        "_maxima",
+        "_best",
+        "_weigh",
+    ]
+    for kernel in made:
+        used, seldom = usage(kernel, tmp_path), kernel.metadata.name == "_search"
+        assert used["STACK"] <= 8, (kernel.metadata.name, used)
+        assert used["REG"] <= (128 if seldom else 64), (kernel.metadata.name, used)
+        assert seldom or kernel.metadata.shared <= 4096, kernel.metadata.name
 
 
 # instructions that multiply matrices, by compute capability

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from driver import Driver, Job
 from family_check import make_jobs
+from mixed_requests import WITHOUT_GRAMMARS, mixed
 
+from load.bench.shapes import SHAPES
+from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
-from services.engine.settings import EngineSettings
+from services.engine.sampling import batched_sampler
+from services.engine.settings import MOST_TOKENS, EngineSettings
 from services.engine.startup import devices
+from services.engine.weights.random_tensors import RandomTensors
+from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
 pytestmark = [
@@ -93,11 +103,138 @@ def test_products_by_codes_have_the_bits_of_the_widened_weights(name: str) -> No
         assert torch.equal(Products()(x[:rows], linear, torch.float32), expected[:rows])
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_p": 0.9, "top_k": 20, "logprobs": 2}])
+def test_the_host_waits_for_nothing_before_results_are_read(
+    sampling: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    """An iteration of both kinds, and then one that takes tokens of some of its requests from the device."""
+    engine = Engine.load(tiny_model("llama"), SETTINGS)
+    new = [NewRequest(f"{i}/0", list(range(5, 20 + i)), 15 + i, SamplingParams(9, **sampling)) for i in range(3)]
+    place = {one.id: [2 * i, 2 * i + 1] for i, one in enumerate(new)}
+    begin = Iteration("e", 1, {"0/0": 15, "1/0": 16}, new[:2], {id: place[id] for id in ("0/0", "1/0")})
+    mixed = Iteration("e", 2, {"1/0": 1, "2/0": 17, "0/0": 1}, new[2:], {"2/0": place["2/0"]})
+    ahead = Iteration("e", 3, {"2/0": 1, "0/0": 1})
+
+    engine.reset("e")
+    expected = [engine.run(one).tokens for one in (begin, mixed, ahead)]  # compiles
+    engine.reset("e")
+    engine.run(begin)
+    with no_waiting():
+        started = [engine.start(mixed), engine.start(ahead)]
+    assert [one.result().tokens for one in started] == expected[1:]
+
+
+FAULT = """
+import sys, torch
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+engine = Engine.load(__import__("pathlib").Path(sys.argv[1]), EngineSettings(device="cuda", kv_blocks=20))
+engine.reset("e")
+new = NewRequest("a/0", [5, 6, 7], 3, SamplingParams(9))
+one = engine.start(Iteration("e", 1, {"a/0": 3}, [new], {"a/0": [0, 1]}))
+two = engine.start(Iteration("e", 2, {"a/0": 1}))
+assert one.result().tokens and two.result().tokens
+forward, outside = engine.decoder.forward, torch.tensor([1 << 20], device="cuda")
+
+def bad(batch):
+    torch.zeros(4, device="cuda").index_select(0, outside)
+    return forward(batch)
+
+engine.decoder.forward = bad
+torch.cuda._sleep(400_000_000)
+three = engine.start(Iteration("e", 3, {"a/0": 1}))
+engine.decoder.forward = forward
+four = engine.start(Iteration("e", 4, {"a/0": 1}))
+print("launched")
+for call in (three.result, four.result, lambda: engine.start(Iteration("e", 5, {"a/0": 1})), lambda: engine.reset("f")):
+    try:
+        print(call())
+    except RuntimeError as error:
+        print("fault", three.done())
+"""
+
+
+def test_a_fault_strikes_all_that_was_launched(tiny_model: Callable[[str], Path]) -> None:
+    """A kernel that reads outside of its array is launched like any other; no token comes from then on. In a process
+    of its own, since no kernel runs after it."""
+    ran = subprocess.run([sys.executable, "-c", FAULT, tiny_model("llama")], capture_output=True, text=True)
+    assert ran.stdout.split("\n")[:5] == ["launched", *["fault True"] * 4], ran.stdout + ran.stderr[-2000:]
+
+
 def test_what_loading_has_left_counts_as_free() -> None:
     device = torch.device("cuda")
     before = devices.free_bytes(device)
     torch.empty(1 << 30, dtype=torch.uint8, device=device)  # its memory stays with torch
     assert devices.free_bytes(device) >= before
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_no_request_exhausts_a_device(fast_path: bool, tmp_path: Path) -> None:
+    """Of which 8 GiB are free before the model is loaded, and next to nothing afterwards: the largest chunks, scored
+    prompts, allowed tokens, penalties and log probabilities of a full batch, and other sizes between them."""
+    device = torch.device("cuda")
+    shape = SHAPES["llama-1b"]
+    config = replace(shape, fields=shape.fields | {"num_hidden_layers": 4, "vocab_size": 128_256}).config()
+    config.save_pretrained(tmp_path)
+    ballast = torch.empty(devices.free_bytes(device) - (8 << 30), dtype=torch.uint8, device=device)
+    settings = EngineSettings(
+        device="cuda", dtype="bfloat16", fast_path=fast_path, max_model_len=2049, kv_memory_fraction=0.98
+    )
+    engine = Engine.load(tmp_path, settings, tensors=RandomTensors(config, torch.bfloat16, device))
+    engine.reset("e")
+    sizes = [(256, 32), (4, 2048), (1, 2000), (100, 80), (256, 32), (4, 2048)]
+    assert engine.figures.num_slots >= MOST_TOKENS
+    for step, (count, length) in enumerate(sizes):
+        new = [demanding(f"{step}/{i}", length, engine.figures.vocab_size) for i in range(count)]
+        each = -(-length // engine.figures.block_size)
+        blocks = {one.id: list(range(i * each, (i + 1) * each)) for i, one in enumerate(new)}
+        scheduled = {one.id: length for one in new}
+        released = [f"{step - 1}/{i}" for i in range(sizes[step - 1][0])] if step else []
+        result = engine.run(Iteration("e", step, scheduled, new, blocks, released))
+        assert set(result.tokens) == set(scheduled)
+    del ballast
+
+
+def demanding(id: str, length: int, vocab: int) -> NewRequest:
+    """A request whose settings change all logits, and whose prompt is scored."""
+    tokens = [(i * 7919) % vocab for i in range(length)]
+    sampling = SamplingParams(
+        9,
+        temperature=1.0,
+        top_p=0.9,
+        logprobs=20,
+        prompt_logprobs=20,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        allowed_token_ids=tuple(range(5000)),
+        logit_bias=dict.fromkeys(range(300), 1.0),
+    )
+    return NewRequest(id, tokens, length, sampling)
+
+
+@pytest.mark.parametrize("vocab", [50_257, 128_256])
+@pytest.mark.parametrize("kind", ["sharp", "flat", "equal"])
+def test_it_draws_the_tokens_of_a_cpu(vocab: int, kind: str) -> None:
+    """With settings of all kinds, each alone and together; log probabilities to the last digits. Of equal logits no
+    list has all that can win."""
+    logits = torch.randn(3 * len(WITHOUT_GRAMMARS), vocab, generator=torch.Generator().manual_seed(2))
+    logits *= {"sharp": 4.0, "flat": 0.2, "equal": 0.0}[kind]
+    rows = mixed(len(logits), vocab, WITHOUT_GRAMMARS)
+    expected = batched_sampler.sample(logits, rows)
+    for row in rows:
+        row.allowed = row.allowed and AllowedTokens(row.allowed.ids, vocab)  # the other's lies on the CPU
+    found = batched_sampler.sample(logits.cuda(), rows)
+    assert (found.tokens, found.possible, found.sound) == (expected.tokens, expected.possible, expected.sound)
+    for i, logit in enumerate(logits):
+        alone = batched_sampler.sample(logit[None].cuda(), [rows[i]])
+        assert alone.tokens == [found.tokens[i]]
+        assert alone.logprobs.get(0) == found.logprobs.get(i)
+        if i in expected.logprobs:
+            assert found.logprobs[i].token == pytest.approx(expected.logprobs[i].token, abs=1e-12)
+            assert [id for id, _ in found.logprobs[i].top] == [id for id, _ in expected.logprobs[i].top]
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""The largest iteration that a GPU gets, run once before its KV cache is made, to see what memory it needs."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import torch
+
+from services.engine.batch.adjustments import COUNT, Adjustments, AllowedTokens
+from services.engine.batch.flat_batch import FlatBatch, pack_batch
+from services.engine.batch.grammars import DraftMask
+from services.engine.batch.request_state import PromptScores, RequestState
+from services.engine.decoder import Decoder
+from services.engine.parallel.decoder import RankDecoder
+from services.engine.sampling import batched_sampler
+from services.engine.sampling.prompt_logprobs import PromptScorer
+from services.engine.settings import MOST_REQUESTS, MOST_ROWS, MOST_TOKENS
+from services.messages import LargestIteration
+from services.models.pooling import Pooling
+from services.requests import SamplingParams
+
+LOGPROBS = 20  # the most that the API takes
+CHANGED = 1 << 14  # tokens of each request whose logits penalties change
+# slow paths of all kinds: what they need of memory does not depend on the numbers
+SAMPLING = SamplingParams(1, temperature=1.0, top_p=0.9, top_k=50, logprobs=LOGPROBS, prompt_logprobs=LOGPROBS)
+
+
+def rehearse(
+    decoder: Decoder, block_size: int, length: int, vocab: int, pooling: Pooling | None, device: torch.device
+) -> int:
+    """The bytes that the largest iteration takes from the allocator of a GPU and gives back; on a CPU it runs, too.
+
+    It has `MOST_REQUESTS` requests of `length` tokens, of which it computes `MOST_TOKENS`: prompts that are scored,
+    increments behind the longest contexts, and drafts; each with all that changes logits. `decoder` is bound to a
+    cache, in whose first block all keys and values are written. Ranks compute their own part without the others.
+    """
+    batch = largest_batch(length, vocab, block_size, pooling)
+    on_gpu = device.type == "cuda"
+    before = torch.cuda.memory_reserved(device) if on_gpu else 0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.inference_mode():
+        if isinstance(decoder, RankDecoder) and decoder.is_rank:
+            decoder.run_alone(batch)
+            _sample(torch.zeros(len(batch.ends), vocab, device=device), batch)
+        else:
+            logits = decoder.forward(batch)
+            if pooling is None:
+                assert logits is not None
+                _sample(logits, batch)
+                PromptScorer(decoder, vocab, None).score(batch)
+    return int(torch.cuda.max_memory_reserved(device)) - before if on_gpu else 0
+
+
+def _sample(logits: torch.Tensor, batch: FlatBatch) -> None:
+    each = zip(batch.sampled, batch.drafts, strict=True)
+    batched_sampler.sample(logits, [state for state, draft in each for _ in range(1 + len(draft))])
+
+
+def largest_of(whole_prompt: int) -> LargestIteration:
+    """What `rehearse` runs, for a model that needs prompts of so many tokens in one iteration; 0: any part of them."""
+    return LargestIteration(MOST_REQUESTS, max(MOST_TOKENS, whole_prompt), MOST_ROWS)
+
+
+def largest_batch(length: int, vocab: int, block_size: int, pooling: Pooling | None) -> FlatBatch:
+    """See `rehearse`."""
+    tokens, requests = (MOST_TOKENS, MOST_REQUESTS) if pooling is None else (max(MOST_TOKENS, length), 1)
+    drafted = MOST_ROWS - MOST_REQUESTS if pooling is None else 0
+    length -= bool(drafted)  # the draft is a token, too
+    ids, blocks = [1] * length, array("i", bytes(4 * -(-(length + 1) // block_size)))
+    changes = Adjustments(SAMPLING, frozenset(), vocab)
+    for id in range(min(CHANGED, vocab)):
+        changes._add(id, COUNT, 1.0)
+    mask = np.full(-(-vocab // 32), -1, np.int32)
+    scheduled: list[tuple[RequestState, int]] = []
+    left = tokens - drafted
+    while left and len(scheduled) < requests:
+        count = max(1, min(length, left - (requests - len(scheduled) - 1)))
+        state = RequestState(str(len(scheduled)), ids, length, SAMPLING, length - count, blocks)
+        if pooling is None:
+            state.adjustments, state.grammar = changes, DraftMask(mask)
+            state.allowed = AllowedTokens(range(min(vocab, LOGPROBS)), vocab)
+            state.prompt_scores = PromptScores() if count > 1 else None
+        scheduled.append((state, count))
+        left -= count
+    drafts = {state.id: [0] for state, _ in scheduled[len(scheduled) - drafted :]} if drafted else {}
+    return pack_batch(scheduled, block_size, drafts, pooling.method if pooling else "last")

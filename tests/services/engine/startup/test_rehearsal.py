@@ -1,0 +1,46 @@
+"""The iteration that a GPU's memory is kept for is as large as any that a scheduler may send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.engine import Engine
+from services.engine.settings import MOST_REQUESTS, MOST_ROWS, MOST_TOKENS, EngineSettings
+from services.engine.startup import rehearsal
+from services.engine.startup.rehearsal import largest_batch, largest_of, rehearse
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("length", [2, 7, 40, 300, 9000])
+def test_it_has_as_many_requests_tokens_and_rows_as_there_may_be(length: int) -> None:
+    batch = largest_batch(length, 1000, 16, None)
+    assert batch.num_requests == MOST_REQUESTS
+    assert len(batch.input_ids) == min(MOST_TOKENS, MOST_REQUESTS * length)
+    assert len(batch.ends) == MOST_ROWS
+    assert batch.positions().max() == length - 1
+    assert max(len(state.blocks) for state in batch.sampled) * 16 >= length
+    assert all(state.allowed and state.adjustments and state.mask is not None for state in batch.sampled)
+    if length > 2:
+        assert len(batch.scored_tokens) > 0
+
+
+def test_prompts_that_must_be_whole_are() -> None:
+    assert largest_of(0).tokens == MOST_TOKENS
+    assert largest_of(MOST_TOKENS + 5).tokens == MOST_TOKENS + 5
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_it_runs(fast_path: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any decoder; what it computes means nothing, and only its first block is written."""
+    for name, number in (("MOST_REQUESTS", 12), ("MOST_ROWS", 20), ("MOST_TOKENS", 100)):
+        monkeypatch.setattr(rehearsal, name, number)
+    settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=3, threads=1, fast_path=fast_path)
+    engine = Engine.load(tiny_model("llama"), settings)
+    assert rehearse(engine.decoder, 4, 200, 200, None, CPU) == 0
+    assert engine._cache.keys[0][0].any()
+    assert not engine._cache.keys[0][1:].any()
