@@ -4,7 +4,7 @@ bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -115,25 +115,27 @@ def formats(bench: Bench) -> PartResult:
 
 def _measure(bench: Bench, name: str, draw: Draw, products: list[Product]) -> list[dict[str, Any]]:
     """Of this format, what there is at each number of rows."""
-    run, found = Products(), [{"format": name, "rows": rows, "floors": {}, "times": {}} for rows in ROWS]
+    run, bits, stored = Products(), "", 0.0
+    floors: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
+    times: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
     scale = replace(bench.scale, budget=min(BUDGET, bench.scale.budget))
     for product in products:
         with torch.device(bench.device):
             weight = draw(product.outputs, product.inputs)
         linear = encode(Linear(weight), bench.device)
         assert linear, name
-        if product is products[0]:
-            bits = "equal" if _keeps_bits(bench, product, weight, linear) else "differ"
+        stored = 8 * linear.codes.weight_bytes
+        bits = bits or ("equal" if _keeps_bits(bench, product, weight, linear) else "differ")
         size = tensor_bytes(linear.codes)
         copies = min(MOST_COPIES, -(-COLD // size)) if bench.device.type == "cuda" else 1
         linears = [linear, *(_copy(linear) for _ in range(1, copies))]
-        for one in found:
-            x, flops = product.rows(bench, one["rows"]), 2 * one["rows"] * product.inputs * product.outputs
+        for rows in ROWS:
+            x, flops = product.rows(bench, rows), 2 * rows * product.inputs * product.outputs
             calls = [partial(run, x, each, product.dtype) for each in linears]
-            one |= {"bits": bits, "bits of a weight": f"{8 * size / linear.weight.numel():.2f}"}
-            one["floors"][product.name] = max(size / bench.rates.bandwidth, flops / bench.rates.best)
-            one["times"][product.name] = device_seconds(calls, bench.device, scale)
-    return found
+            floors[rows][product.name] = max(size / bench.rates.bandwidth, flops / bench.rates.best)
+            times[rows][product.name] = device_seconds(calls, bench.device, scale)
+    told = {"format": name, "bits of a weight": f"{stored:.2f}", "bits": bits}
+    return [{**told, "rows": rows, "floors": floors[rows], "times": times[rows]} for rows in ROWS]
 
 
 def _keeps_bits(bench: Bench, product: Product, weight: QuantizedWeight, linear: CodedLinear) -> bool:
@@ -147,6 +149,5 @@ def _keeps_bits(bench: Bench, product: Product, weight: QuantizedWeight, linear:
 
 
 def _copy(linear: CodedLinear) -> CodedLinear:
-    tensors = {each.name: getattr(linear.codes, each.name) for each in fields(linear.codes)}
-    copied = {name: value.clone() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    return replace(linear, codes=replace(linear.codes, **copied))
+    codes = linear.codes
+    return replace(linear, codes=replace(codes, words=codes.words.clone(), factors=codes.factors.clone()))

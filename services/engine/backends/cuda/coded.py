@@ -92,6 +92,11 @@ class CodedWeight:
     table: torch.Tensor  # float32: the scales that bytes stand for; of integers, UNIT
     coding: Coding
 
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one weight, with its share of factors."""
+        return (self.words.nbytes + self.factors.nbytes) * self.coding.bits / 8 / self.words.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class CodedLinear(Linear):

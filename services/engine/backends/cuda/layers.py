@@ -98,11 +98,7 @@ class CudaLayers:
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
         output = self._layers[0].weights.output
-        self.weight_bytes = (
-            tensor_bytes(output.codes) / output.weight.numel()
-            if isinstance(output, CodedLinear)
-            else setup.dtype.itemsize
-        )
+        self.weight_bytes = output.codes.weight_bytes if isinstance(output, CodedLinear) else setup.dtype.itemsize
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._inputs, self._last_norm, self._vocabulary
         )
@@ -292,7 +288,9 @@ class CudaLayers:
         bias = torch.stack([self._matrix(each) for each in biases]) if biases else None
         if isinstance(whole := stack([each.weight for each in linears]), QuantizedWeight):
             found = self._linear(Linear(whole, None, names))
-            return replace(found, weight=found.weight.view(shape), bias=bias)
+            if isinstance(found, CodedLinear):
+                return replace(found, weight=found.numbers.view(shape), bias=bias)
+            return Linear(found.numbers.view(shape), bias)
         self.as_stored |= dict.fromkeys(names, False)
         return Linear(self._matrix(whole).view(shape), bias)
 

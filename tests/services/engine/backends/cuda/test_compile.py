@@ -30,6 +30,7 @@ from services.engine.backends.cuda.kernels import (
     product,
 )
 from services.engine.backends.cuda.plan import FIELDS, Tiles
+from services.engine.batch.kv_cache import scale_numbers
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
 from services.engine.sampling import triton_rows
@@ -116,9 +117,18 @@ def i32(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def attend(spec: AttentionSpec, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+def attend(
+    spec: AttentionSpec,
+    block_size: int,
+    tiles: Tiles,
+    dtype: torch.dtype = torch.bfloat16,
+    cached: torch.dtype | None = None,
+) -> None:
     of, kv, dim = spec.heads, spec.kv_heads, spec.head_dim
-    keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
+    kept = dim + scale_numbers(cached or dtype)
+    keys, values = (
+        bf16(*shape).to(cached or dtype) for shape in ((100, kv, kept, block_size), (100, kv, block_size, kept))
+    )
     work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
     partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv), i32(2))
     qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
@@ -150,6 +160,22 @@ def test_attention_of_a_model(model: str, narrow: bool, made: list[Any], tmp_pat
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
     assert narrow or re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while it multiplies"
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_attention_in_eight_bits(narrow: bool, made: list[Any], tmp_path: Path) -> None:
+    """On tensor cores, with copies of 16 codes at once, and little spilled."""
+    tiles = Tiles.fitting(torch.bfloat16, 128)
+    tiles = tiles.narrow if narrow else tiles
+    attend(SHAPES["llama-3-8b"], 16, tiles, cached=torch.int8)
+    (kernel,) = made
+    found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
+    print(found, kernel.metadata.shared)
+    assert found["STACK"] <= 128, found
+    assert kernel.metadata.shared <= 227 // tiles.resident * 1024
+    assert ("mma.sync" if narrow else "wgmma") in ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+    assert not re.search(r"ld\.global[.\w]*\.b8 ", ptx), "keys or values number by number"
 
 
 @pytest.mark.parametrize(
