@@ -31,7 +31,7 @@ class Gemma4(Llama):
         if not (full and local and rotary and local_rotary) or rotary[1] != local_rotary[1]:
             return None
         inputs = _layer_inputs(config)
-        shared = [mode == "reuse" for mode in config.kv_sharing_modes]
+        shared = _shared(config)
         sizes = tuple(config.intermediate_size * (2 if each else 1) for each in shared)
         return DecoderSpec(
             family=config.model_type,
@@ -49,7 +49,7 @@ class Gemma4(Llama):
             windows=windows,
             local_frequencies=local_rotary[0] if local_rotary != rotary else (),
             local_heads=local if local != full else None,
-            kv_layers=_kv_layers(config) if any(shared) else (),
+            kv_layers=_kv_layers(config, shared) if any(shared) else (),
             values_are_keys=tuple(kind == FULL for kind in config.layer_types) if config.attention_k_eq_v else (),
             value_norms=True,
             intermediates=sizes if config.use_double_wide_mlp and any(shared) else (),
@@ -147,12 +147,18 @@ def _rotary(config: Any, kind: str) -> tuple[tuple[float, ...], float] | None:
     return rotary_frequencies(own, kind)
 
 
-def _kv_layers(config: Any) -> tuple[int, ...]:
+def _shared(config: Any) -> list[bool]:
+    """Which layers have no keys of their own: the last ones."""
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    return [i >= first for i in range(config.num_hidden_layers)]
+
+
+def _kv_layers(config: Any, shared: list[bool]) -> tuple[int, ...]:
     """Layers without keys of their own attend to those of the last layer of the same type that has some."""
     last: dict[str, int] = {}
     found = []
-    for i, (kind, mode) in enumerate(zip(config.layer_types, config.kv_sharing_modes, strict=True)):
-        if mode != "reuse":
+    for i, kind in enumerate(config.layer_types):
+        if not shared[i]:
             last[kind] = i
         found.append(last[kind])
     return tuple(found)
