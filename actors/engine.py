@@ -74,6 +74,12 @@ class ServeReply:
     door: Door  # where the owner connects
 
 
+def _left_by(memory: Any, mark: str) -> bool:
+    """Whether what the process with this mark has put into the memory may be used: it is at its end, so that nothing
+    writes there any more, as are children that have its files, and its GPU had no fault."""
+    return bool(memory.end_maker(END_TIMEOUT) and _gone(mark) and memory.sound)
+
+
 def _gone(mark: str) -> bool:
     """Whether the process with this mark, which was just killed, ends in time."""
     until = time.monotonic() + END_TIMEOUT
@@ -82,6 +88,13 @@ def _gone(mark: str) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _free_unused() -> None:
+    """Give back the memory to which nothing refers, also a GPU's."""
+    gc.collect()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
 
 
 def _number(epoch: str) -> int:
@@ -232,8 +245,17 @@ class EngineActor:
         Raises StaleEpoch for an owner whose epoch is over.
         """
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
-        started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
-        return started.then(pack)
+        with self._noting():
+            started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
+        return Started(started.done, lambda: self._result(started)).then(pack)
+
+    def _result(self, started: Started[IterationResult]) -> IterationResult:
+        with self._noting():
+            return started.result()
+
+    def _noting(self) -> contextlib.AbstractContextManager[None]:
+        """Within, a fault of the device is noted for the spare."""
+        return self._memory.iteration(lambda: self._engine.busy) if self._memory else contextlib.nullcontext()
 
     def _hold(self, path: str, warm_up_seconds: float) -> None:
         if self._engine is not None or not self._memory or not self._memory.hold(path):
@@ -259,9 +281,7 @@ class EngineActor:
         self._disconnect_ranks()
         if self._memory:
             self._memory.release()
-        gc.collect()
-        if "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()
+        _free_unused()
 
     def _load(self) -> None:
         self._mark.set()
@@ -277,13 +297,16 @@ class EngineActor:
         from services.engine.engine import Engine
 
         prepared, self._prepared = self._prepared, None
-        if is_marked(self._other_mark):  # it does not answer, and may write when it goes on
+        if is_marked(self._other_mark):  # it may write when it goes on
             log.warning("the other process does not answer, and is killed")
-            if not (self._memory.kill_maker() and _gone(self._other_mark)):
-                self._memory.release()
+        if not _left_by(self._memory, self._other_mark):
+            self._memory.release()
+            if prepared:
                 prepared = None
+                _free_unused()
         if prepared:
             engine, self._warm_up = prepared
+            self._memory.rest()
             engine.recall()
             return engine
         self._check_weights()

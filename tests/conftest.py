@@ -1,6 +1,7 @@
 """Fixtures and hooks for all tests."""
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ settings.register_profile("fuzz", settings.get_profile("orca"), max_examples=500
 settings.load_profile("orca")
 
 NICENESS = 5
+
+gc.disable()  # until all tests are collected: what is imported for them stays
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

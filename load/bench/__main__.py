@@ -35,6 +35,7 @@ from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
 from load.bench.shapes import FORMATS, SHAPES
+from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
 from load.report import machine, table
@@ -109,6 +110,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
+    "takeover": (takeover, "engines that are killed under load, and their spares"),
 }
 OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler", "drafts")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -99,8 +100,10 @@ EPOCH = "batches"
 class Batches:
     """Runs batches of requests that share no prefix. Each call starts with an engine that has no request."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, ahead: int = 0) -> None:
+        """`ahead`: how many iterations are started before the result of one is read."""
         self._engine = engine
+        self._ahead = ahead
         self._figures: EngineFigures = engine.figures
         self._draw = random.Random(0).randrange
 
@@ -123,6 +126,7 @@ class Batches:
         recording = self._follower()
         running = [str(i) for i in range(batch)]
         released: list[str] = []
+        reading = deque[Started[IterationResult]]()
         for step in range(iterations):
             started = [f"{step}/{i}" for i in range(prompts)]
             new = [self._new(id, length, 0) for id in started]
@@ -131,8 +135,12 @@ class Batches:
                 new += [self._new(id, context + 1, context) for id in running]
                 place |= self._place(running, blocks)
             scheduled = dict.fromkeys(running, 1) | dict.fromkeys(started, length)
-            recording.run(Iteration(EPOCH, step, scheduled, new, place, released))
+            reading.append(recording.start(Iteration(EPOCH, step, scheduled, new, place, released)))
             released = started
+            if len(reading) > self._ahead:
+                reading.popleft().result()
+        for one in reading:
+            one.result()
         return recording.ran
 
     def _follower(self) -> RecordingEngine:

@@ -70,11 +70,11 @@ class Bench:
     ) -> None:
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
         self.options = options
-        self._settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
-        self.device = devices.choose_device(self._settings)
-        self.dtype = devices.choose_dtype(self._settings, self.device)
+        self.settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
+        self.device = devices.choose_device(self.settings)
+        self.dtype = devices.choose_dtype(self.settings, self.device)
         if self._on_cuda:
-            self._settings = replace(self._settings, kv_memory_fraction=CUDA_KV)
+            self.settings = replace(self.settings, kv_memory_fraction=CUDA_KV)
             devices.forbid_shortcuts()  # before anything is multiplied
         self.folder = None if shape else model_folder(options)
         self._form = FORMATS[form] if form else None
@@ -91,6 +91,11 @@ class Bench:
         return load_config(self.folder) if self.folder else self.plan.config()
 
     @property
+    def lookahead(self) -> int:
+        """That of a server on this device, unless it is told otherwise."""
+        return int(self._on_cuda)
+
+    @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self._on_cuda else "cpu"
 
@@ -100,7 +105,7 @@ class Bench:
             if self._on_cuda:
                 _ = self.rates  # need memory that the engine would take
                 self.release()  # memory that other parts had counts as free only then
-            self._engine = load_as_served(self.folder, self._settings) if self.folder else self._load_random()
+            self._engine = load_as_served(self.folder, self.settings) if self.folder else self._load_random()
         return self._engine
 
     def _load_random(self) -> Engine:
@@ -110,7 +115,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / self.name
             self.config.save_pretrained(folder)
-            return Engine.load(folder, self._settings, tensors=tensors)
+            return Engine.load(folder, self.settings, tensors=tensors)
 
     @property
     def loaded(self) -> str:

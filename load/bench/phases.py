@@ -60,22 +60,24 @@ def paper(bench: Bench) -> PartResult:
 
 
 def loop(bench: Bench) -> PartResult:
-    """Equal requests, so that nearly all iterations are increments of all of them; and the share of the loop's time in
-    which the device works, that is, what the same increments take on a device that never waits for the host."""
+    """Equal requests, so that nearly all iterations are increments of all of them; on a GPU also the share of the time
+    in which it works, by what the same increments take if it never waits for the host."""
     requests = alike(*LOOP, MAX_BATCH_SIZE)
     ran, seconds = _run(bench, requests, MAX_BATCH_SIZE)
     found = list(_described(bench, "loop", requests, MAX_BATCH_SIZE, ran, seconds))
-    full = _increments(ran, MAX_BATCH_SIZE)
-    undisturbed = _increments(_run(bench, requests, MAX_BATCH_SIZE, held_up=True)[0], MAX_BATCH_SIZE)
-    each = full[-1].ended.seconds_since(full[0].ended) / (len(full) - 1)
-    works = statistics.fmean(one.ended.seconds_since(one.began) for one in undisturbed)
-    found[-1].figures.update({"ms in the loop": each * 1e3, "ms of the device": works * 1e3, "share": works / each})
+    if bench.lookahead:
+        full = _increments(ran, MAX_BATCH_SIZE)
+        held_up = _increments(_run(bench, requests, MAX_BATCH_SIZE, held_up=True)[0], MAX_BATCH_SIZE)
+        each = full[-1].ended.seconds_since(full[0].ended) / (len(full) - 1)
+        works = statistics.fmean(one.ended.seconds_since(one.began) for one in held_up)
+        figures = {"ms in the loop": each * 1e3, "ms of the device": works * 1e3, "share of the device": works / each}
+        found[-1].figures.update(figures)
     return _found(bench, iter(found))
 
 
 def increments(bench: Bench) -> PartResult:
     """Increment iterations of all contexts and batches that fit."""
-    batches, plan = Batches(bench.engine), bench.plan
+    batches, plan = Batches(bench.engine, bench.lookahead), bench.plan
     each = ((batch, context) for context in map(bench.context, plan.contexts) for batch in plan.batches)
     fit = ((batch, context) for batch, context in each if batches.fits(batch, context + bench.scale.steps))
     return _found(bench, (_increment(bench, batches, *one) for one in fit))
@@ -83,7 +85,7 @@ def increments(bench: Bench) -> PartResult:
 
 def initiations(bench: Bench) -> PartResult:
     """Initiation iterations of all totals, in prompts as long as each context."""
-    batches, plan = Batches(bench.engine), bench.plan
+    batches, plan = Batches(bench.engine, bench.lookahead), bench.plan
     each = ((n // length, length) for length in map(bench.context, plan.contexts) for n in plan.initiations)
     fit = ((prompts, length) for prompts, length in each if prompts and batches.fits(prompts, length))
     return _found(bench, (_initiation(bench, batches, *one) for one in fit))
@@ -91,7 +93,7 @@ def initiations(bench: Bench) -> PartResult:
 
 def mixed(bench: Bench) -> PartResult:
     """Increments of each context together with prompts as long as the first, and both run apart."""
-    batches, plan, steps = Batches(bench.engine), bench.plan, bench.scale.steps
+    batches, plan, steps = Batches(bench.engine, bench.lookahead), bench.plan, bench.scale.steps
     length, found, rows = bench.context(plan.contexts[0]), [], []
     for context, (batch, prompts) in ((bench.context(context), one) for context in plan.contexts for one in plan.mixed):
         if bench.budget.spent or not batches.fits_mixed(batch, context + steps, prompts, length):
@@ -114,7 +116,7 @@ def graphs(bench: Bench) -> PartResult:
     captured = getattr(decoder, "graphs", None)
     if captured is None:
         return PartResult(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
-    batches, context = Batches(bench.engine), bench.context(bench.plan.contexts[0])
+    batches, context = Batches(bench.engine, bench.lookahead), bench.context(bench.plan.contexts[0])
     found, rows = [], []
     for batch in bench.plan.batches:
         if bench.budget.spent or not batches.fits(batch, context + bench.scale.steps):
@@ -143,10 +145,10 @@ def _run(
     bench: Bench, requests: Sequence[Request], max_batch_size: int, held_up: bool = False
 ) -> tuple[list[TimedIteration], float]:
     """The iterations of all requests, and the seconds that they took together. `held_up`: see RecordingEngine."""
-    figures, on_device = bench.engine.figures, bench.device.type != "cpu"
+    figures = bench.engine.figures
     requests = [replace(one, prompt=[token % figures.vocab_size for token in one.prompt]) for one in requests]
     recording = RecordingEngine(bench.engine, bench.device, held_up)
-    knobs = Knobs(max_batch_size, lookahead=int(on_device))
+    knobs = Knobs(max_batch_size, lookahead=bench.lookahead)
     run_in_process(bench.engine, [Request(any_prompt(16, 0), 2)], Setup(Knobs(1)))  # costs that occur only once
     began = time.perf_counter()
     run_in_process(recording, requests, Setup(knobs))

@@ -73,7 +73,7 @@ def _device_seconds(bench: Bench, logits: torch.Tensor, rows: list[RequestState]
 
 def _iteration(bench: Bench, batch: int) -> float | None:
     """Median seconds of an increment iteration."""
-    batches, block = Batches(bench.engine), bench.engine.figures.block_size
+    batches, block = Batches(bench.engine, bench.lookahead), bench.engine.figures.block_size
     context = CONTEXT // block * block
     if not batches.fits(batch, context + STEPS):
         return None

@@ -30,6 +30,9 @@ class Scale:
     times: int = 3  # initiation iterations, after one that is not counted
     sampler_batches: tuple[int, ...] = (1, 32, 256)
     drafted: tuple[int, ...] = (1, 8, 32)  # streams with drafts
+    streams: int = 64  # of an engine that is killed
+    kills: int = 8
+    takeover_seconds: float = 60.0  # from the first load on, after which no engine is killed any more
     trace: Sequence[Request] = field(default_factory=paper)
 
 

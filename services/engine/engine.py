@@ -125,12 +125,14 @@ class Engine:
         return engine
 
     @classmethod
-    def adopt(cls, folder: Path, settings: EngineSettings, rank: int, memory: SharedMemory) -> Engine | None:
+    def adopt(
+        cls, folder: Path, settings: EngineSettings, rank: int, memory: SharedMemory, tensors: Tensors | None = None
+    ) -> Engine | None:
         """The engine whose weights and KV cache another process of the same rank has put into `memory`; None if there
-        are none. That process may go on; after its end, and before the first request, `recall` must be called. Until
-        then only the reserved blocks may be written.
+        are none. `tensors`: as in `load`; none is read. That process may go on; after its end, and before the first
+        request, `recall` must be called. Until then only the reserved blocks may be written.
         """
-        return cls._make(folder, settings, rank, None, memory, adopts_only=True)
+        return cls._make(folder, settings, rank, tensors, memory, adopts_only=True)
 
     @classmethod
     def _make(
@@ -144,6 +146,7 @@ class Engine:
     ) -> Engine | None:
         """See `load` and `adopt`."""
         devices.set_threads(settings)
+        devices.forbid_shortcuts()
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
@@ -152,26 +155,27 @@ class Engine:
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
         make = partial(_make_cache, settings, info, length)
-        # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
-        if memory and loading.runs_on_cpu_kernels(folder, settings):
+        if memory and loading.runs_on_fast_path(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            identity = f"{identity} {pooling!r} {torch.get_num_threads()} threads"
-            contents = memory.restore(identity)
+            identity = f"{identity} {pooling!r} {torch.get_num_threads()} threads {devices.serial(device)}"
+            contents = _found(memory, identity)
             if not contents and not adopts_only:
-                contents = _share(memory, identity, load, make)
+                contents = _share(memory, identity, load, make, device)
         else:
             contents = None
         if not contents and adopts_only:
             return None
         if contents:
             decoder, cache = contents
-            pages = BlockPages([*cache.keys, *cache.values])
+            pages = BlockPages([*cache.keys, *cache.values]) if device.type == "cpu" else None
         else:
             with devices.fitting(device):
                 decoder = load(zeros)
                 cache, pages = make(decoder, zeros), None
         with devices.fitting(device):
             decoder.bind(cache)
+        if device.type == "cuda":
+            devices.free_unused()  # what only loading needed
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -203,6 +207,11 @@ class Engine:
         assert isinstance(self.decoder, RankDecoder)
         self.decoder.links = self._links = links
         self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
+
+    @property
+    def busy(self) -> bool:
+        """Whether an iteration was started of which no result has been read."""
+        return bool(self._running)
 
     @property
     def block_names(self) -> dict[int, bytes]:
@@ -241,7 +250,8 @@ class Engine:
 
         A request that fails is in `failed` and is left out until it is released; the others continue. A rank that does
         not sample must get in `earlier` all results since its last call, and its own result has no tokens. Raises
-        RuntimeError if another rank is gone.
+        RuntimeError if another rank is gone. When there is a result, the device has done the iteration: the blocks that
+        it has filled may be named.
         """
         began = time.perf_counter()
         if iteration.epoch != self._epoch:
@@ -297,6 +307,8 @@ class Engine:
         while len(self._running) > most:
             running = self._running[0]
             output = running.draw.output.result()
+            if running.draw.tokens is None:  # by which the host knows that the device has done the iteration
+                devices.finish(self._cache.device)
             if self._links:
                 self._links.check()
             self._running.popleft()
@@ -359,13 +371,31 @@ class Engine:
                     state.failed = False
 
 
+def _found(memory: SharedMemory, identity: str) -> Contents | None:
+    """What another process has left in the memory, if there is something, and this process can map it."""
+    try:
+        return memory.restore(identity)
+    except OSError as error:
+        log.warning("the memory of the other process is not used: %s", error)
+        return None
+
+
 def _share(
-    memory: SharedMemory, identity: str, load: Callable[[Allocate], Decoder], make: Callable[..., KVCache]
+    memory: SharedMemory,
+    identity: str,
+    load: Callable[[Allocate], Decoder],
+    make: Callable[..., KVCache],
+    device: torch.device,
 ) -> Contents | None:
     """What is put into the memory now. None, and an empty memory, if that cannot be done."""
-    if huge_pages.available():
+
+    def beside_a_spare(decoder: Decoder, allocate: Allocate) -> KVCache:
+        return make(decoder, allocate, memory.device_bytes)
+
+    if device.type == "cuda" or huge_pages.available():
         try:
-            return memory.fill(identity, load, make)
+            with devices.fitting(device):
+                return memory.fill(identity, load, beside_a_spare)
         except OSError as error:
             log.warning("weights and KV cache are not in shared memory, so they end with this process: %s", error)
     memory.release()
@@ -373,9 +403,10 @@ def _share(
 
 
 def _make_cache(
-    settings: EngineSettings, info: ModelInfo, length: int, decoder: Decoder, allocate: Allocate
+    settings: EngineSettings, info: ModelInfo, length: int, decoder: Decoder, allocate: Allocate, shared: int = 0
 ) -> KVCache:
-    """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`."""
+    """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`. `shared`: bytes of the
+    device that a spare shares with this process; 0 if there is no spare that uses the device."""
     device, dtype = devices.choose_device(settings), decoder.cache_dtype
     per_token = sum(layer.bytes(dtype) for layer in decoder.layers_in_memory)
     state = sum(state.bytes for state in decoder.states)
@@ -388,6 +419,8 @@ def _make_cache(
         decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
         needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
         free = devices.free_bytes(device) - needed
+    if shared:
+        free -= devices.process_bytes(device, shared)  # that a spare takes, too
     blocks = devices.count_blocks(settings, taken, size, length, free, device)
     reserved = count_warm_up_blocks(size)
     return KVCache(decoder.layers, blocks, size, dtype, device, reserved, allocate, decoder.states)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import socket
 import ssl
@@ -16,7 +15,6 @@ import grpc
 import httpx
 import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
-from tiny_models import make_tiny_model
 
 from actors.cluster.processes import Port, ports_of
 from load.server import OrcaServer, free_port
@@ -197,17 +195,4 @@ def test_a_server_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
         server.until("logs are in")
     assert server.process.wait(60) == 1
     assert "HAProxy" in server.lines[-1]
-    server.__exit__()
-
-
-def test_a_model_that_is_not_served_is_named(tmp_path: Path) -> None:
-    """Its engine refuses it in a process of its own."""
-    model = make_tiny_model(tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    config |= {"layer_types": ["indexed_attention"] * config["num_hidden_layers"]}
-    (model / "config.json").write_text(json.dumps(config))
-    server = OrcaServer(tmp_path, "--model", str(model))
-    server.until("logs are in")
-    assert server.process.wait(60) == 1
-    assert "orca serve: llama: layers of type indexed_attention are not served" in server.lines[-1]
     server.__exit__()

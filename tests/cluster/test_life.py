@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -91,9 +90,3 @@ def test_a_scheduler_that_is_stopped_is_killed_and_replaced(server: OrcaServer) 
     assert scheduler not in server.pids(SCHEDULER)
     assert server.metrics()["orca:scheduler_stuck_total"] == 1
     server.until_spares()
-
-
-def test_a_port_in_use_is_named(server: OrcaServer, tmp_path: Path) -> None:
-    second = OrcaServer(tmp_path, "--port", str(server.port))
-    assert second.process.wait(60) == 1
-    assert f"port={server.port}" in "".join(second.lines)

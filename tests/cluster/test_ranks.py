@@ -153,12 +153,3 @@ def threads(pid: int) -> set[str]:
         with contextlib.suppress(OSError):  # the thread has ended
             names.add(file.read_text().strip())
     return names
-
-
-def test_what_cannot_be_split_is_named(model: Path, tmp_path: Path) -> None:
-    server = OrcaServer(tmp_path, "--model", str(model), "--tp", "3", *FLAGS)
-    try:
-        assert server.process.wait(PATIENCE) == 1
-        assert "tp=3 is over the model's 2 KV heads" in "".join(server.lines)
-    finally:
-        server.__exit__()

@@ -73,7 +73,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.dtype = dtype
         self.block_size = block_size
-        self._device = device
+        self.device = device
         blocks = num_blocks + 1 + num_reserved
         self.reserved_blocks = list(range(num_blocks + 1, blocks))
         scale = scale_numbers(dtype)
@@ -99,7 +99,7 @@ class KVCache:
 
     def erase(self, blocks: list[int]) -> None:
         """Zero these blocks, so that no request reads the infinite or undefined values that a failed one left."""
-        index = torch.tensor(blocks, dtype=torch.long, device=self._device)
+        index = torch.tensor(blocks, dtype=torch.long, device=self.device)
         for store in (*self.keys, *self.values):
             store.index_fill_(0, index, 0)
 

@@ -36,6 +36,11 @@ def name(device: torch.device) -> str:
     return f"{device.type} {torch.cuda.get_device_name(device).replace(' ', '-')}"
 
 
+def serial(device: torch.device) -> str:
+    """Which one of its kind a device is: only there can memory be mapped that a process has left on it."""
+    return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
 def forbid_shortcuts() -> None:
     """Let products and convolutions of torch on a GPU have no sums in fewer bits than float32, and no sums in parts:
     cuBLAS splits the inputs of a product only if it has a workspace. Torch reads this when it multiplies for the first
@@ -126,11 +131,29 @@ def count_blocks(
     return min(fitting, 4096 * -(-max_model_len // block_size))
 
 
+def process_bytes(device: torch.device, shared: int) -> int:
+    """Bytes of a GPU that this process takes, besides `shared` ones: its context, kernels, graphs and buffers. What
+    other processes take is not told apart, so there is a bound."""
+    free, total = torch.cuda.mem_get_info(device)
+    return min(OWN, int(total) - int(free) - shared)
+
+
+def free_unused() -> None:
+    """Give back the memory to which nothing refers, also a GPU's."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device; on a CPU what the machine and this process's control groups leave."""
     if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()  # what loading has left counts as taken otherwise
+        free_unused()  # what loading has left counts as taken otherwise
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
 

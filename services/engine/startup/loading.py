@@ -47,7 +47,7 @@ def load_decoder(
     allocate: Allocate = zeros,
 ) -> Decoder:
     """The model in `folder`, for requests of up to `length` tokens; with `tensors`, its weights come from there. Ranks
-    of several read only their part of the weights. On a CPU the fast path's matrices lie in memory of `allocate`.
+    of several read only their part of the weights. The fast path's matrices lie in memory of `allocate`.
 
     Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit the model or
     this machine.
@@ -79,13 +79,12 @@ def load_decoder(
     return load_stock(folder, dtype, device, length, tensors, path)
 
 
-def runs_on_cpu_kernels(folder: Path, settings: EngineSettings) -> bool:
-    """Whether `load_decoder` returns a CpuDecoder. Raises ModelError."""
-    device = devices.choose_device(settings)
-    if device.type != "cpu" or not fast_path_spec(folder, settings):
+def runs_on_fast_path(folder: Path, settings: EngineSettings) -> bool:
+    """Whether `load_decoder` returns a decoder of the fast path. Raises ModelError."""
+    if not fast_path_spec(folder, settings):
         return False
     try:
-        need_kernels(settings, device)
+        need_kernels(settings, devices.choose_device(settings))
     except NoKernels:
         return False
     return True
@@ -113,8 +112,8 @@ def load_fast(
     from services.engine.backends.cuda.plan import Tiles
 
     dtype = devices.choose_dtype(settings, device)
-    cached = devices.choose_cache_dtype(settings, dtype)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, partial(Tiles.fitting, dtype), cached), layout)
+    tiles, cached = partial(Tiles.fitting, dtype), devices.choose_cache_dtype(settings, dtype)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, cached, allocate), layout)
 
 
 def open_model(

@@ -35,6 +35,8 @@ SHORT = Scale(
     times=1,
     sampler_batches=(3, 8),
     drafted=(2,),
+    streams=3,
+    kills=2,
     trace=paper(34),
 )
 
@@ -72,6 +74,18 @@ def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     }
     assert [one["name"] for one in parts["loop"]] == ["loop", "loop: increment at batch 32"]
     assert all(name in printed for named in names.values() for name in named)
+
+
+def test_engines_are_taken_over_when_they_are_killed(tmp_path: Path) -> None:
+    """Outputs are compared inside."""
+    status, found = bench(tmp_path, "takeover")
+    part = found["parts"]["takeover"]
+    assert (status, part.get("failed")) == (0, None)
+    assert [kill["in"] for kill in part["kills"]] == ["increments", "a long prompt"]
+    assert all(kill["blocks kept"] > 0 < kill["longest gap"] for kill in part["kills"])
+    assert part["wrong"] == part["lost"] == part["wrong with a spare"] == []
+    assert part["watched"]["blocks"] > 0
+    assert not part["watched"]["changed afterwards"]
 
 
 def test_drafts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
 from services.loop.observers import Leaving, Observer
 from services.messages import Exchange, ExchangeReply, Room
+from services.scheduling import Knobs
 from tests.services.loop.world import SEAT, WORD, Connection, World, begun, now, stop, virtual
 
 
@@ -154,9 +155,10 @@ async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() ->
     assert tokens == [WORD] * 2
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
 @virtual
-async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known() -> None:
-    world = World(exchange=0.25)
+async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known(lookahead: int) -> None:
+    world = World(exchange=0.25, knobs=Knobs(4, lookahead=lookahead))
     world.engine.dies = 3
     ids = [await world.submit(name, new=5) for name in "ab"]
     with pytest.raises(EngineLost):

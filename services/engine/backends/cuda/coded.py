@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.decoder_weights import Linear
 from services.engine.weights.quantized import SUPER, QuantizedWeight, Values, times
 
@@ -105,9 +106,9 @@ class CodedLinear(Linear):
     codes: CodedWeight = field(kw_only=True)
 
 
-def encode(linear: Linear, device: torch.device) -> CodedLinear | None:
-    """The product with its codes on the device; None if kernels would not give the numbers that these stand for, or not
-    fast: numbers of codebooks would have to be looked up one by one.
+def encode(linear: Linear, device: torch.device, allocate: Allocate = zeros) -> CodedLinear | None:
+    """The product with its codes on the device, in memory of `allocate`. None if kernels would not give the numbers
+    that these stand for, or not fast: numbers of codebooks would have to be looked up one by one.
 
     The kernel rounds once, and the definition of integers twice. So scales must be short enough that their product with
     a code is exact.
@@ -140,14 +141,18 @@ def encode(linear: Linear, device: torch.device) -> CodedLinear | None:
         fields.append(zeros)
     steps = -(-inputs // step)
     codes = CodedWeight(
-        words=_words(weight.codes, coding, steps),
-        factors=_factors(fields, weight.supers, coding, 1 if once else steps),
+        words=_kept(_words(weight.codes, coding, steps), allocate),
+        factors=_kept(_factors(fields, weight.supers, coding, 1 if once else steps), allocate),
         table=table,
         coding=coding,
     )
     shape = torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
     bias = None if linear.bias is None else linear.bias.to(device)
     return CodedLinear(shape, bias, linear.names, codes=codes)
+
+
+def _kept(words: torch.Tensor, allocate: Allocate) -> torch.Tensor:
+    return allocate(tuple(words.shape), words.dtype, words.device).copy_(words)
 
 
 def _on(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:

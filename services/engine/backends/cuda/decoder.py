@@ -49,22 +49,27 @@ class CudaDecoder(RankDecoder):
         self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
-            bits = [
+            self._attention = [
                 AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device, self.cache_dtype)
                 for of in self.planners
             ]
-            attention = (settle_attention(*both) for both in zip(bits, self.planners, strict=True))
-            self.backend += f" {fingerprint(self.kernels.settle(), *attention)}"
+            self.backend += f" {fingerprint(self.kernels.settle(), *self._settle_attention())}"
 
     def bind(self, cache: KVCache) -> None:
-        """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
-        cache."""
+        """See Decoder. On a GPU this also loads the kernels, which a decoder that was unpickled has not done, and one
+        process captures graphs. Nothing is written to the cache."""
         self.graphs = None  # gives back the memory of those that know another cache
         self.kernels.bind(cache)
+        if self._device.type == "cuda":
+            self.kernels.load()
+            self._settle_attention()
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
             most_items = [PARTIAL_SPLITS] * len(self.planners)
             self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, most_items, self._device)
+
+    def _settle_attention(self) -> list[bytes]:
+        return [settle_attention(*both) for both in zip(self._attention, self.planners, strict=True)]
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""

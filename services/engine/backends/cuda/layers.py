@@ -17,6 +17,7 @@ from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products, Shape, shape_of
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import (
     DecoderWeights,
@@ -53,6 +54,7 @@ class CudaSetup:
     max_model_len: int
     tiles: Callable[[int], Tiles]  # of attention, by the size of heads
     cache_dtype: torch.dtype | None = None  # of keys and values, if it is another: int8
+    allocate: Allocate = zeros  # memory for matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class CudaLayers:
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
         self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
+        self._allocate = setup.allocate
         self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
         self.multiprocessors = multiprocessors_of(setup.device)
         self._layers = self._on_device(setup, layers)
@@ -96,7 +99,8 @@ class CudaLayers:
         self._positions = self._table(weights.positions(), weights.positions_name) if has_positions else None
         self._inputs = self._inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
-        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
+        self._vocabulary = self._vocabulary_of(weights) if layout.is_last else None
+        self._allocate = zeros  # decoders are pickled, and the other one belongs to this process
         output = self._layers[0].weights.output
         self.weight_bytes = output.codes.weight_bytes if isinstance(output, CodedLinear) else setup.dtype.itemsize
         self.memory = tensor_bytes(
@@ -164,14 +168,7 @@ class CudaLayers:
     def settle(self) -> bytes:
         """Compare the bits of all ways to compute the products of these layers (see `Products`), and return a hash of
         them. The host waits."""
-        shapes: dict[Shape, tuple[Linear, torch.dtype]] = {}
-        of_layers = [self._inputs.projection] if self._inputs else []
-        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
-            shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
-        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
-        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
-        if self._vocabulary:
-            products.append((self._vocabulary, torch.float32))
+        products = self._products()
         drawn = torch.Generator().manual_seed(0)
         widest = max(linear.weight.shape[-1] for linear, _ in products)
         x = torch.randn(SLABS[0], widest, generator=drawn).to(self._device, self._dtype)
@@ -180,6 +177,23 @@ class CudaLayers:
             settle = self._product.settle if len(one.weight.shape) == 2 else self._product.settle_experts
             found.append(settle(one, x[:, : one.weight.shape[-1]].contiguous(), dtype))
         return b"".join(found)
+
+    def load(self) -> None:
+        """Load the kernels of all products, which another process has compiled, before an iteration needs them."""
+        for linear, dtype in self._products():
+            self._product.load(linear, self._dtype, dtype)
+
+    def _products(self) -> list[tuple[Linear, torch.dtype]]:
+        """One product of each shape, and the dtype of its results."""
+        shapes: dict[Shape, tuple[Linear, torch.dtype]] = {}
+        of_layers = [self._inputs.projection] if self._inputs else []
+        for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
+            shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
+        routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
+        products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
+        if self._vocabulary:
+            products.append((self._vocabulary, torch.float32))
+        return products
 
     def _add_and_norm(
         self, x: torch.Tensor, change: Change | None, norm: Linear | None, rows: torch.Tensor | None = None
@@ -282,17 +296,21 @@ class CudaLayers:
 
     def _all_of_them(self, linears: Sequence[Linear]) -> Linear:
         """One product of each expert: [experts, outputs, inputs]. As codes, their outputs lie one below the other."""
-        first, biases = linears[0], [each.bias for each in linears if each.bias is not None]
-        shape = len(linears), *first.weight.shape
+        shape, biases = (
+            (len(linears), *linears[0].weight.shape),
+            [each.bias for each in linears if each.bias is not None],
+        )
         names = tuple(dict.fromkeys(name for each in linears for name in each.names))
-        bias = torch.stack([self._matrix(each) for each in biases]) if biases else None
-        if isinstance(whole := stack([each.weight for each in linears]), QuantizedWeight):
-            found = self._linear(Linear(whole, None, names))
-            if isinstance(found, CodedLinear):
-                return replace(found, weight=found.numbers.view(shape), bias=bias)
-            return Linear(found.numbers.view(shape), bias)
+        bias = self._matrix(torch.stack(biases)) if biases else None
+        quantized = [each.weight for each in linears if isinstance(each.weight, QuantizedWeight)]
+        if len(quantized) == len(linears):
+            found = self._linear(Linear(stack(quantized), None, names))
+            return replace(found, weight=found.numbers.view(shape), bias=bias)
         self.as_stored |= dict.fromkeys(names, False)
-        return Linear(self._matrix(whole).view(shape), bias)
+        weight = self._allocate(shape, self._dtype, self._device)
+        for own, each in zip(weight, linears, strict=True):
+            own.copy_(each.numbers)
+        return Linear(weight, bias)
 
     def _inputs_of_layer(self, of: LayerInputsWeights) -> LayerInputsWeights:
         return LayerInputsWeights(self._linear(of.gate), self._linear(of.down), self._norm(of.norm))
@@ -320,11 +338,11 @@ class CudaLayers:
         looked up, but all are multiplied by."""
         if weights.head_is_embedding and self._embedding and weights.vocabulary_name not in weights.groups:
             return Linear(self._embedding.rows)
-        return weights.vocabulary()
+        return self._linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
         """On the device: with the codes of a quantized weight, where kernels give its numbers, else with numbers."""
-        found = encode(linear, self._device) if isinstance(linear.weight, QuantizedWeight) else None
+        found = encode(linear, self._device, self._allocate) if isinstance(linear.weight, QuantizedWeight) else None
         self.as_stored |= dict.fromkeys(linear.names, found is not None)
         if found:
             return found
@@ -334,7 +352,7 @@ class CudaLayers:
         return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))
 
     def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+        return self._allocate(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)

@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 
 from services.engine.backends.cuda.coded import CodedLinear, Coding
 from services.engine.backends.cuda.kernels.experts import Routes, sort
-from services.engine.backends.cuda.kernels.product import Step, Tile, anchor, multiply, steps
+from services.engine.backends.cuda.kernels.product import Step, Tile, anchor, multiply, steps, stored
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
@@ -121,6 +121,20 @@ class Products:
                     )
         self._refused[shape] = frozenset(refused)
         return expected
+
+    def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
+        """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
+        shape, device = shape_of(linear, operands, dtype), stored(linear).device
+        *experts, outputs, inputs = linear.weight.shape
+        # hardly ever are so many logits computed at once
+        counts = self._library.get(shape, ()) if operands == dtype else ()
+        x = torch.zeros(max((1, *counts)), inputs, dtype=operands, device=device)
+        out = torch.empty(len(x), outputs, dtype=dtype, device=device)
+        routes = sort(torch.zeros(1, 1, dtype=torch.int32, device=device), experts[0]) if experts else None
+        for step in shape.steps:
+            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes)
+        for count in counts:
+            library_product(x[:count], linear, out[:count])
 
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.settings import EngineSettings
+from services.engine.startup.loading import check_settings
 from services.errors import ModelError, SettingsError
 
 CPU = EngineSettings(device="cpu", dtype="float32", kv_blocks=8, threads=1)
@@ -75,6 +76,15 @@ def test_settings_that_do_not_fit_are_refused(settings: EngineSettings, named: s
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     with pytest.raises(SettingsError, match=named):
         Engine.load(folder, settings)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"weights": "int8"}, {"kv_cache_dtype": "int8_per_token_head"}, {"batch_invariant": True}, {"tp": 2}]
+)
+def test_what_only_the_fast_path_has_is_refused_for_other_models(asked: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "lfm2", with_tokenizer=False)
+    with pytest.raises(SettingsError, match=rf"^{next(iter(asked))}.* served on the fast path only, which \w+"):
+        check_settings(folder, EngineSettings("cpu", **asked))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -15,6 +15,7 @@ from typing import Literal
 import pytest
 import torch
 from driver import Driver, Job
+from fake_driver import install
 from owners import Owners
 from rank_processes import FORKS, PATIENCE, RankProcesses
 from test_engine import seeded_jobs
@@ -39,15 +40,17 @@ def claims() -> list[Claim]:
     return [Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(seeded_jobs())]
 
 
-def holding(path: str) -> SharedMemory:
-    memory = SharedMemory("build")
-    memory.hold(path)
+def holding(path: str, device: bool = False) -> SharedMemory:
+    """The memory at a path; `device`: with its tensors in that of a fake device."""
+    memory = SharedMemory("build", install()[1] if device else {})
+    if path:
+        memory.hold(path)
     return memory
 
 
-def serve(pipe: Connection, folder: Path, path: str, settings: EngineSettings) -> None:
+def serve(pipe: Connection, folder: Path, path: str, settings: EngineSettings, device: bool) -> None:
     """Compute the requests again and again, by new owners, each with the blocks of those before."""
-    memory = holding(path)
+    memory = holding(path, device)
     engine = Engine.load(folder, settings, memory=memory)
     pipe.send(memory.path)
     for number in itertools.count(1):
@@ -58,29 +61,36 @@ def serve(pipe: Connection, folder: Path, path: str, settings: EngineSettings) -
         owners.own(f"{number}:b", 20)
 
 
-def killed(folder: Path, memory: SharedMemory, settings: EngineSettings) -> SharedMemory:
+def killed(folder: Path, memory: SharedMemory, settings: EngineSettings, device: bool) -> SharedMemory:
     """Let a process use what is in this memory, and kill it at any time. Returns the memory that it has left."""
     ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=serve, args=(theirs, folder, memory.path, settings), daemon=True)
+    process = FORKS.Process(target=serve, args=(theirs, folder, memory.path, settings, device), daemon=True)
     process.start()
     assert ours.poll(PATIENCE)
-    left = holding(ours.recv())
+    left = holding(ours.recv(), device)
     assert ours.poll(PATIENCE)
     ours.recv()
     time.sleep(random.uniform(0, 0.03))
-    process.kill()
+    assert left.end_maker(PATIENCE)
     process.join()
     return left
 
 
-@pytest.mark.parametrize("kept", ["auto", "int8_per_token_head"])
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fake is left in this process afterwards."""
+    install(monkeypatch.setattr)
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(("kept", "device"), [("auto", False), ("int8_per_token_head", False), ("auto", True)])
 def test_blocks_of_killed_processes_contain_what_their_names_stand_for(
-    kept: Literal["auto", "int8_per_token_head"], tiny_model: Callable[[str], Path]
+    kept: Literal["auto", "int8_per_token_head"], device: bool, tiny_model: Callable[[str], Path]
 ) -> None:
-    folder, memory = tiny_model("llama"), SharedMemory("build")
+    folder, memory = tiny_model("llama"), holding("", device)
     settings = replace(SETTINGS, kv_cache_dtype=kept)
     for _ in range(2):
-        memory = killed(folder, memory, settings)
+        memory = killed(folder, memory, settings, device)
     engine = Engine.load(folder, settings, memory=memory)
     alone = Engine.load(folder, replace(settings, kv_blocks=100))
     blocks = {name: block for block, name in engine.block_names.items()}

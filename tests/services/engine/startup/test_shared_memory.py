@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+from fake_driver import install
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
-from services.engine.startup import huge_pages
+from services.engine.startup import devices, huge_pages
 from services.engine.startup.huge_pages import HUGE_PAGE, BlockPages, map_shared
-from services.engine.startup.shared_memory import HEADER, SharedMemory
+from services.engine.startup.shared_memory import CHUNK, HEADER, SharedMemory
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
 needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1)
 INT8_CACHE = {"kv_cache_dtype": "int8_per_token_head"}
+Make = Callable[[str], SharedMemory]  # of a process of this build
 PROMPT = list(range(5, 16))  # two full blocks and three tokens
 
 
@@ -31,13 +33,20 @@ def new(computed: int = 0) -> NewRequest:
     return NewRequest("a/0", PROMPT, len(PROMPT), SamplingParams(8, temperature=0.0), computed)
 
 
+@pytest.fixture(params=["memfd", "device"])
+def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Memory as on a CPU, or with its tensors in that of a device."""
+    fakes = install(monkeypatch.setattr)[1] if request.param == "device" else {}
+    return lambda build: SharedMemory(build, fakes)
+
+
 @needs_huge_pages
 @pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}, INT8_CACHE])
 def test_full_blocks_and_weights_are_found_and_others_are_erased(
-    change: dict[str, object], tiny_model: Callable[[str], Path]
+    change: dict[str, object], tiny_model: Callable[[str], Path], shared: Make
 ) -> None:
     settings = dataclasses.replace(SETTINGS, **change)
-    first, second = SharedMemory("build"), SharedMemory("build")
+    first, second = shared("build"), shared("build")
     old = Engine.load(tiny_model("llama"), settings, memory=first)
     second.hold(first.path)
     old.reset("1:a")
@@ -56,8 +65,8 @@ def test_full_blocks_and_weights_are_found_and_others_are_erased(
 
 @needs_huge_pages
 @pytest.mark.parametrize("other", ["build", "settings", "numerics", "cache", "model", "unfinished"])
-def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]) -> None:
-    first, second = SharedMemory("build"), SharedMemory("other" if other == "build" else "build")
+def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path], shared: Make) -> None:
+    first, second = shared("build"), shared("other" if other == "build" else "build")
     old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
     old.reset("1:a")
     old.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]}))
@@ -78,9 +87,9 @@ def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]
 
 
 @needs_huge_pages
-def test_a_write_to_the_weights_kills_the_process(tiny_model: Callable[[str], Path]) -> None:
+def test_a_write_to_the_weights_kills_the_process(tiny_model: Callable[[str], Path], shared: Make) -> None:
     """Otherwise wrong weights would outlive the process that has written them."""
-    memory = SharedMemory("build")
+    memory = shared("build")
     engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
     weights = engine.decoder._packed.layers[0].down.panels  # type: ignore[attr-defined]
     assert _permissions(weights) == "r--s"
@@ -98,15 +107,15 @@ def _permissions(tensor: torch.Tensor) -> str:
 
 
 @needs_huge_pages
-def test_memory_is_given_back_with_the_last_that_uses_it(tiny_model: Callable[[str], Path]) -> None:
-    memory = SharedMemory("build")
+def test_memory_is_given_back_with_the_last_that_uses_it(tiny_model: Callable[[str], Path], shared: Make) -> None:
+    memory = shared("build")
     engine: Engine | None = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
-    inode = Path(memory.path).stat().st_ino
-    assert _is_mapped(inode)
+    inodes = {os.fstat(descriptor).st_ino for descriptor in (memory._descriptor or 0, *memory._chunks)}
+    assert any(map(_is_mapped, inodes))
     memory.release()
     del engine
     gc.collect()
-    assert not _is_mapped(inode)
+    assert not any(map(_is_mapped, inodes))
 
 
 def _is_mapped(inode: int) -> bool:
@@ -122,6 +131,43 @@ def test_without_huge_pages_nothing_is_shared(
     memory = SharedMemory("build")
     Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
     assert memory.path == ""
+
+
+@needs_huge_pages
+def test_an_engine_is_loaded_where_a_device_does_not_map_what_another_has_left(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver, fakes = install(monkeypatch.setattr)
+    first, second = SharedMemory("build", fakes), SharedMemory("build", fakes)
+    old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
+    second.hold(first.path)
+    driver.refused.add("cuMemImportFromShareableHandle")
+    assert Engine.adopt(tiny_model("llama"), SETTINGS, 0, second) is None
+    assert "cuMemImportFromShareableHandle: CUDA error 801" in caplog.text
+    assert Engine.load(tiny_model("llama"), SETTINGS, memory=second).figures == old.figures
+    assert Path(second.path).stat().st_ino != Path(first.path).stat().st_ino
+
+
+@needs_huge_pages
+def test_blocks_are_counted_beside_a_spare(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare takes what this process takes of a device beside the memory that both share."""
+    found: list[int] = []
+
+    def free(device: torch.device) -> int:
+        return 1 << 24
+
+    def process(device: torch.device, shared: int) -> int:
+        found.append(shared)
+        return 1 << 22
+
+    settings = dataclasses.replace(SETTINGS, kv_blocks=0, max_model_len=64)
+    monkeypatch.setattr(devices, "free_bytes", free)
+    monkeypatch.setattr(devices, "process_bytes", process)
+    alone = Engine.load(tiny_model("llama"), settings, memory=SharedMemory("build", {}))
+    memory = SharedMemory("build", install(monkeypatch.setattr)[1])
+    beside = Engine.load(tiny_model("llama"), settings, memory=memory)
+    assert found == [CHUNK]
+    assert beside.figures.num_blocks == alone.figures.num_blocks * 3 // 4
 
 
 @needs_huge_pages
@@ -165,9 +211,9 @@ def _huge(tensor: torch.Tensor) -> int:
 
 
 @needs_huge_pages
-def test_a_memory_is_held_until_there_is_another(tiny_model: Callable[[str], Path]) -> None:
+def test_a_memory_is_held_until_there_is_another(tiny_model: Callable[[str], Path], shared: Make) -> None:
     """The other process may die after it has told where its memory is."""
-    first, second = SharedMemory("build"), SharedMemory("build")
+    first, second = shared("build"), shared("build")
     assert not second.hold("/proc/self/fd/100000")
     assert second.path == ""
     assert second.restore("any") is None
@@ -201,7 +247,7 @@ def test_a_header_that_points_nowhere_counts_as_empty(
     memory = SharedMemory("build")
     Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
     with Path(memory.path).open("r+b") as header:
-        header.write(HEADER.pack(b"?" * 32, 0, *place))
+        header.write(HEADER.pack(b"?" * 32, 0, *place, 0))
     assert memory.restore("any") is None
 
 

@@ -126,7 +126,7 @@ def multiply(
         _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
-            _stored(linear),
+            stored(linear),
             codes and codes.factors,
             codes and codes.table,
             linear.bias,
@@ -152,7 +152,7 @@ def multiply(
     return out
 
 
-def _stored(linear: Linear) -> torch.Tensor:
+def stored(linear: Linear) -> torch.Tensor:
     """What is read of a weight, but for factors."""
     return linear.codes.words if isinstance(linear, CodedLinear) else linear.numbers
 

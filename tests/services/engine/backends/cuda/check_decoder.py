@@ -10,22 +10,30 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from fake_driver import install
 from family_check import generate
-from interpreted import CPU, make, make_engine, make_setup
+from interpreted import BLOCKS, CPU, make, make_engine, make_setup
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from test_running_ahead import Owner
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
+from services.engine.batch.buffers import Allocate
+from services.engine.batch.kv_cache import KVCache
+from services.engine.decoder import Decoder
+from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.parallel.layout import Partition, RowRange
+from services.engine.sampling.sampler import Sampler
+from services.engine.settings import DeadlyToken
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
+from services.engine.startup.shared_memory import SharedMemory
 from services.engine.weights.quantized import GroupFormat, Values, Weight
 from services.engine.weights.random_tensors import RandomTensors
-from services.messages import Claim
+from services.messages import Claim, EngineFigures
 from services.requests import SamplingParams
 from services.scheduling import Knobs
 
@@ -102,6 +110,43 @@ def test_weights_as_stored_give_the_bits_of_the_widened_ones(
         found.append(([(job.output, job.logprobs) for job in jobs], decoder.memory))
     assert found[0][0] == found[1][0]
     assert found[0][1] < found[1][1]
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_decoder_in_memory_that_outlives_its_process(
+    coded: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices and codes are made there; norms and the rest are copied."""
+    devices = install(monkeypatch.setattr)[1]
+    first, second = SharedMemory("build", devices), SharedMemory("build", devices)
+    tensors = None
+    if coded:
+        tensors = RandomTensors(load_config(tiny_model("llama")), torch.bfloat16, CPU)
+        tensors.groups = dict.fromkeys(quantized_names(tensors, "llama"), GroupFormat(4, 32))
+    setup = make_setup(tiny_model("llama"), Partition(), tensors)
+
+    def load(allocate: Allocate) -> Decoder:
+        return CudaDecoder(replace(setup, allocate=allocate))
+
+    def cache(decoder: Decoder, allocate: Allocate) -> KVCache:
+        return KVCache(decoder.layers, BLOCKS, 8, torch.float32, CPU, 0, allocate)
+
+    kept = first.fill("same", load, cache)
+    assert second.hold(first.path)
+    outputs = []
+    for contents in (kept, second.restore("same")):
+        assert contents
+        decoder, kv = contents
+        assert isinstance(decoder, CudaDecoder)
+        decoder.bind(kv)
+        decoder.kernels.load()
+        figures = EngineFigures("tiny", 256, BLOCKS, 8, setup.spec.vocab, decoder.path)
+        engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
+        outputs.append([job.output for job in Driver(engine).run(make_jobs(temperature=0.0))])
+    assert outputs[0] == outputs[1]
+    assert coded or outputs[0] == generate(tiny_model("llama"), make_jobs(temperature=0.0))
+    assert contents.cache.keys[0].data_ptr() != kept.cache.keys[0].data_ptr()
+    assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.full)])
