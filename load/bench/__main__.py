@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import inf
@@ -77,13 +78,11 @@ def outliving(bench: Bench) -> PartResult:
     )
 
 
-def alone(part: str) -> Callable[[Bench], PartResult]:
-    """A part of `kernels`, which imports Triton. Not every machine has it."""
+def alone(part: str, module: str = "kernels") -> Callable[[Bench], PartResult]:
+    """A part in a module that imports Triton. Not every machine has it."""
 
     def run_part(bench: Bench) -> PartResult:
-        from load.bench import kernels
-
-        found: PartResult = getattr(kernels, part)(bench)
+        found: PartResult = getattr(import_module(f"load.bench.{module}"), part)(bench)
         return found
 
     return run_part
@@ -104,6 +103,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
+    "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
     "takeover": (takeover, "engines that are killed under load, and their spares"),
 }
