@@ -13,10 +13,7 @@ log = logging.getLogger(__name__)
 # tbt_target=auto: seconds between the tokens of a stream while prompts are computed
 CPU_TARGET = 0.25
 CUDA_TARGET = 0.05
-
-
-# max_batch_size=auto
-CPU_BATCH = 32
+CPU_BATCH = 32  # max_batch_size=auto
 LEAST_SLOTS = 512  # KV slots of each request of a GPU's batch: more requests would wait for blocks
 
 

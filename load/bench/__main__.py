@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import inf
@@ -43,14 +44,15 @@ LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
-TESTS = ("test_families.py", "test_invariance.py", "test_running_ahead.py", "test_on_gpu.py")
+TESTS = ("tests/services", "tests/load")  # where tests are that need a GPU
 
 
 def models(bench: Bench) -> PartResult:
     """Tiny models of all families: tokens against `generate`, and bits, by the tests of a GPU. They are processes of
     their own, so that a fault there costs nothing here."""
     bench.release()
-    tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
+    files = [path for folder in TESTS for path in sorted(Path(folder).rglob("test_*.py"))]
+    tests = [str(path) for path in files if "mark.gpu" in path.read_text()]
     told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
     if find_spec("xdist"):  # most of the time kernels are compiled
         told += ["-n", str(min(TESTERS, os.cpu_count() or 1))]
@@ -76,13 +78,11 @@ def outliving(bench: Bench) -> PartResult:
     )
 
 
-def alone(part: str) -> Callable[[Bench], PartResult]:
-    """A part of `kernels`, which imports Triton. Not every machine has it."""
+def alone(part: str, module: str = "kernels") -> Callable[[Bench], PartResult]:
+    """A part in a module that imports Triton. Not every machine has it."""
 
     def run_part(bench: Bench) -> PartResult:
-        from load.bench import kernels
-
-        found: PartResult = getattr(kernels, part)(bench)
+        found: PartResult = getattr(import_module(f"load.bench.{module}"), part)(bench)
         return found
 
     return run_part
@@ -103,6 +103,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
+    "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "outliving": (outliving, "whether the memory of a process outlives it"),
     "takeover": (takeover, "engines that are killed under load, and their spares"),
 }

@@ -135,14 +135,21 @@ def _spec(bench: Bench) -> DecoderSpec:
     return spec
 
 
-def _products(bench: Bench) -> Iterator[Product]:
-    """The products of a layer, and that of the vocabulary; without biases, with which the library is never used."""
+def products_of_a_layer(bench: Bench) -> list[Product]:
+    """Without biases, with which the library is never used."""
     spec, dtype = _spec(bench), bench.dtype
-    yield Product("qkv", spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, dtype)
-    yield Product("output", spec.heads * spec.head_dim, spec.hidden, dtype)
-    yield Product("up", spec.hidden, spec.intermediate * (2 if spec.gated else 1), dtype)
-    yield Product("down", spec.intermediate, spec.hidden, dtype)
-    yield Product("vocabulary", spec.hidden, spec.vocab, torch.float32)
+    return [
+        Product("qkv", spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, dtype),
+        Product("output", spec.heads * spec.head_dim, spec.hidden, dtype),
+        Product("up", spec.hidden, spec.intermediate * (2 if spec.gated else 1), dtype),
+        Product("down", spec.intermediate, spec.hidden, dtype),
+    ]
+
+
+def _products(bench: Bench) -> list[Product]:
+    """The products of a layer, and that of the vocabulary."""
+    spec = _spec(bench)
+    return [*products_of_a_layer(bench), Product("vocabulary", spec.hidden, spec.vocab, torch.float32)]
 
 
 def _attention(bench: Bench) -> AttentionBits:

@@ -110,7 +110,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     weights: Annotated[
         Literal["auto", "dtype", "int8"],
         Field(
-            description="auto: as the checkpoint stores them, if the CPU backend executes it, else as dtype; "
+            description="auto: as the checkpoint stores them, if the backend executes it, else as dtype; "
             "dtype: widened; int8: matrix products in eight bits, CPU only"
         ),
     ] = "auto"
@@ -127,7 +127,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         Literal["auto", "float32", "bfloat16", "int8_per_token_head"],
         Field(
             description="dtype of keys and values; auto: dtype; int8_per_token_head: eight bits, with a scale for each "
-            "token and head, in about half the memory of bfloat16; another one than dtype: CPU only"
+            "token and head, in about half the memory of bfloat16; float32 or bfloat16 other than dtype: CPU only"
         ),
     ] = "auto"
     batch_invariant: Annotated[

@@ -112,8 +112,8 @@ def load_fast(
     from services.engine.backends.cuda.plan import Tiles
 
     dtype = devices.choose_dtype(settings, device)
-    tiles = partial(Tiles.fitting, dtype)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, allocate), layout)
+    tiles, cached = partial(Tiles.fitting, dtype), devices.choose_cache_dtype(settings, dtype)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, cached, allocate), layout)
 
 
 def open_model(
@@ -123,7 +123,7 @@ def open_model(
     for a folder whose weights do not fit its config."""
     if isinstance(source, Path):
         folder = source
-        stored = executes_as_stored(settings)
+        stored = settings.weights == "auto"
         source = open_folder(folder, stored) if spec.both_ways else open_fitted(folder, settings.cache_dir, stored)
         weights = open_weights(spec, source, partition)
         if pooling := pooling_of(folder):
@@ -157,17 +157,11 @@ def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -
     if settings.weights != "auto":
         why = f"--weights {settings.weights}"
     elif not decoder.as_stored:
-        on_cpu = devices.choose_device(settings).type == "cpu"
-        why = "transformers' layers execute numbers" if on_cpu else "the GPU's kernels execute numbers"
+        why = "transformers' layers execute numbers"
     elif any(size % GROUP_STEP for size in sizes):
         why = f"groups that are no multiple of {GROUP_STEP} are not executed"
     as_stored = (name for name, stored in names.items() if stored)
     return describe_kept(quantization, as_stored, names, why, kept, decoder.memory)
-
-
-def executes_as_stored(settings: EngineSettings) -> bool:
-    """Whether the fast path keeps weights as the checkpoint stores them."""
-    return settings.weights == "auto" and devices.choose_device(settings).type == "cpu"
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
@@ -258,7 +252,7 @@ def _check_formats(settings: EngineSettings, device: torch.device) -> None:
     if settings.weights == "int8":
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")
     dtype = devices.choose_dtype(settings, device)
-    if devices.choose_cache_dtype(settings, dtype) != dtype:
+    if devices.choose_cache_dtype(settings, dtype) not in (dtype, torch.int8):
         name = str(dtype).removeprefix("torch.")
         asked = f"kv_cache_dtype={settings.kv_cache_dtype} with dtype={name}"
-        raise SettingsError(f"{asked} is served on a CPU only; use auto, which is {name} here")
+        raise SettingsError(f"{asked} is served on a CPU only; use auto, which is {name} here, or int8_per_token_head")

@@ -52,6 +52,8 @@ def tensor_bytes(*values: object) -> int:
 
 def _collect(value: object, sizes: dict[int, int]) -> None:
     if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return
         sizes[value.data_ptr()] = value.nbytes
     elif isinstance(value, list | tuple):
         for each in value:

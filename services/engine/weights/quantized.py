@@ -47,7 +47,7 @@ class Values(StrEnum):
             return codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
         if self is Values.INTEGERS:
             return codes.to(torch.float32)
-        book = torch.tensor(self.book, dtype=torch.float32)
+        book = torch.tensor(self.book, dtype=torch.float32, device=codes.device)
         return book.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
 
     def codes(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Values(StrEnum):
             return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
         if self is Values.INTEGERS:
             return numbers.round().to(torch.uint8)
-        ordered, code = torch.tensor(self.book, dtype=torch.float32).sort()
+        ordered, code = torch.tensor(self.book, dtype=torch.float32, device=numbers.device).sort()
         middles = (ordered[1:] + ordered[:-1]) / 2
         return code[torch.bucketize(numbers, middles)].to(torch.uint8)
 
@@ -121,7 +121,7 @@ class QuantizedWeight:
     @classmethod
     def of_values(cls, codes: torch.Tensor, scales: torch.Tensor, group: int, values: Values) -> QuantizedWeight:
         """Codes that are no integers."""
-        return cls(codes, scales, torch.zeros(()).expand_as(scales), 4 if values.book else 8, group, values)
+        return cls(codes, scales, scales.new_zeros(()).expand_as(scales), 4 if values.book else 8, group, values)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class QuantizedWeight:
         rows = max(1, PIECE // inputs)
         if outputs <= rows:
             return self._numbers().to(dtype)
-        weights = torch.empty(outputs, inputs, dtype=dtype)
+        weights = torch.empty(outputs, inputs, dtype=dtype, device=self.codes.device)
         for first in range(0, outputs, rows):
             own = first, min(first + rows, outputs)
             weights[slice(*own)] = self.part(own)._numbers()
@@ -231,6 +231,20 @@ def quantize(weight: torch.Tensor, form: GroupFormat) -> QuantizedWeight:
 def _halves(factors: torch.Tensor) -> torch.Tensor:
     """Rounded to float16, as GGUF files have them."""
     return factors.to(torch.float16).to(torch.float32)
+
+
+def times(factors: Sequence[torch.Tensor], supers: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """How many times its super each factor is, in float32: a signed byte; None if they are no such multiples."""
+    if len(supers) != len(factors):
+        return None
+    found = []
+    for each, large in zip(factors, supers, strict=True):
+        whole = large.repeat_interleave(each.shape[1] // large.shape[1], 1)
+        count = torch.where(whole == 0, 0, each / whole).round()
+        if (count < -128).any() or (count > 127).any() or not torch.equal(count * whole, each):
+            return None
+        found.append(count)
+    return found
 
 
 def stack(weights: Sequence[Weight]) -> Weight:

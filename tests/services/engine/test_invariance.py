@@ -159,13 +159,14 @@ def test_logits_are_bitwise_the_same(folders: dict[str, Path], family: str, sett
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [(family, dtype) for family in ("llama", "qwen3", "phi3", "gpt2") for dtype in ("float32", "bfloat16")]
+    ("family", "dtype", "kept"),
+    [(family, dtype, "auto") for family in ("llama", "qwen3", "phi3", "gpt2") for dtype in ("float32", "bfloat16")]
     # windows, soft caps, norms behind, heads of several sizes, shared keys, parallel halves, sinks, experts
-    + [(family, "bfloat16") for family in ("gemma2", "gemma4_text", "olmo3", "cohere2", "gpt_oss", "glm4_moe")],
+    + [(family, "bfloat16", "auto") for family in ("gemma2", "gemma4_text", "olmo3", "cohere2", "gpt_oss", "glm4_moe")]
+    + [(family, "bfloat16", "int8_per_token_head") for family in ("llama", "gemma4_text")],
 )
-def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str) -> None:
-    settings = replace(SETTINGS, device="cuda", dtype=dtype)
+def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str, kept: Any) -> None:
+    settings = replace(SETTINGS, device="cuda", dtype=dtype, kv_cache_dtype=kept)
     engine = Engine.load(folders[family], settings)
     assert " triton " in engine.figures.numerics
     for seed in (1, 2):

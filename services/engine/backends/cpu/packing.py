@@ -42,7 +42,7 @@ from services.engine.families.decoder_weights import (
 )
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec
-from services.engine.weights.quantized import QuantizedWeight, Values, Weight
+from services.engine.weights.quantized import QuantizedWeight, Values, Weight, times
 
 CPU = torch.device("cpu")
 ONE_PROCESS = Layout()
@@ -275,19 +275,9 @@ def _factors(factors: list[torch.Tensor], supers: tuple[torch.Tensor, ...]) -> t
     """How scales and offsets are kept, and what of them: if these are multiples of `supers`, how many times."""
     if all(torch.equal(each.to(torch.float16).to(torch.float32), each) for each in factors):
         return Factors.HALVES, factors
-    if len(supers) == len(factors):
-        whole = [large.repeat_interleave(each.shape[1] // large.shape[1], 1) for each, large in _pairs(factors, supers)]
-        times = [torch.where(large == 0, 0, each / large).round() for each, large in _pairs(factors, whole)]
-        if all(
-            bool(((count >= -128) & (count <= 127)).all()) and torch.equal(count * large, each)
-            for count, large, each in zip(times, whole, factors, strict=True)
-        ):
-            return Factors.BYTES, times
+    if counts := times(factors, supers):
+        return Factors.BYTES, counts
     return Factors.FLOATS, factors
-
-
-def _pairs(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> zip[tuple[torch.Tensor, torch.Tensor]]:
-    return zip(first, second, strict=True)
 
 
 def _two(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -12,8 +12,10 @@ import torch
 
 from services.engine.backends.cuda.inputs import send
 from services.engine.backends.cuda.kernels.attention import Partials, attend
+from services.engine.backends.cuda.kernels.heads import Heads, place
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, pack_batch
+from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.batch.request_state import RequestState
 from services.engine.spec import AttentionSpec
 from services.requests import SamplingParams
@@ -33,6 +35,7 @@ class AttentionBits:
     dtype: torch.dtype
     multiprocessors: int
     device: torch.device
+    cache_dtype: torch.dtype | None = None  # of keys and values, if it is another
 
     def lengths(self) -> list[int]:
         """Positions of each request: of one tile and several, of one split and several."""
@@ -52,8 +55,17 @@ class AttentionBits:
             return torch.randn(*shape, generator=drawn).to(self.device, self.dtype)
 
         qkv = random(len(states), (part.heads + 2 * part.kv_heads) * part.head_dim)
-        keys = random(first, part.kv_heads, part.head_dim, BLOCK_SIZE)
-        return pack_batch(states, BLOCK_SIZE), qkv, keys, random(first, part.kv_heads, BLOCK_SIZE, part.head_dim)
+        cache = KVCache(
+            [LayerShape(part.kv_heads, *[part.head_dim] * 2)],
+            first,
+            BLOCK_SIZE,
+            self.cache_dtype or self.dtype,
+            self.device,
+        )
+        slots = torch.arange(first * BLOCK_SIZE, dtype=torch.int32, device=self.device)
+        written = random(len(slots), (part.heads + 2 * part.kv_heads) * part.head_dim)
+        place(written, slots, slots, cache.keys[0], cache.values[0], Heads(part.heads, 0.0))
+        return pack_batch(states, BLOCK_SIZE), qkv, cache.keys[0], cache.values[0]
 
     def run(self, tiles: Tiles, partial_rows: int) -> torch.Tensor:
         """[requests, heads * dim]. With no rows of partial sums, one program has all splits of a tile; else the last of

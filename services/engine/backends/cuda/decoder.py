@@ -35,9 +35,9 @@ class CudaDecoder(RankDecoder):
         super().__init__(setup.spec, layout, setup.device)
         self.backend = "triton"
         self.reads_past_end = False
-        self.weight_dtype = self.cache_dtype = setup.dtype
-        self.weight_bytes = setup.dtype.itemsize
+        self.weight_dtype, self.cache_dtype = setup.dtype, setup.cache_dtype or setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
+        self.weight_bytes = self.kernels.weight_bytes
         multiprocessors = self.kernels.multiprocessors
         self.planners = [
             Planner(of, setup.tiles(of.head_dim), multiprocessors, PARTIAL_SPLITS * of.queries_per_kv)
@@ -46,11 +46,11 @@ class CudaDecoder(RankDecoder):
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
         self.bytes_read = setup.weights.bytes_read
-        self.as_stored: Mapping[str, bool] = {}
+        self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":
             self._attention = [
-                AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device)
+                AttentionBits(of.attention, of.tiles, setup.dtype, multiprocessors, setup.device, self.cache_dtype)
                 for of in self.planners
             ]
             self.backend += f" {fingerprint(self.kernels.settle(), *self._settle_attention())}"

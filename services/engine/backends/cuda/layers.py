@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from services.engine.backends.cuda.coded import CodedLinear, encode
 from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
 from services.engine.backends.cuda.kernels.attention import Partials, attend
@@ -15,7 +16,7 @@ from services.engine.backends.cuda.kernels.experts import choose, combine, sort
 from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
-from services.engine.backends.cuda.products import SLABS, Products
+from services.engine.backends.cuda.products import SLABS, Products, Shape, shape_of
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.kv_cache import KVCache
 from services.engine.families.decoder_weights import (
@@ -31,6 +32,7 @@ from services.engine.families.decoder_weights import (
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec
 from services.engine.weights.description import tensor_bytes
+from services.engine.weights.quantized import QuantizedWeight, stack
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,8 +41,8 @@ PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half 
 
 @dataclass(frozen=True, slots=True)
 class CudaSetup:
-    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`; norms, sums and the
-    residual stream are float32.
+    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`, unless fewer bits are
+    kept; norms, sums and the residual stream are float32.
 
     If `device` is the CPU, Triton's interpreter runs everything, without graphs.
     """
@@ -51,6 +53,7 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     tiles: Callable[[int], Tiles]  # of attention, by the size of heads
+    cache_dtype: torch.dtype | None = None  # of keys and values, if it is another: int8
     allocate: Allocate = zeros  # memory for matrices
 
 
@@ -86,16 +89,20 @@ class CudaLayers:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product = Products()
+        self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
         self._allocate = setup.allocate
         self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
         self.multiprocessors = multiprocessors_of(setup.device)
         self._layers = self._on_device(setup, layers)
-        self._embedding = self._table(weights.embedding()) if layout.is_first else None
-        self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
+        self._embedding = self._table(weights.embedding(), weights.embedding_name) if layout.is_first else None
+        has_positions = layout.is_first and not part.rotary
+        self._positions = self._table(weights.positions(), weights.positions_name) if has_positions else None
         self._inputs = self._inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._vocabulary_of(weights) if layout.is_last else None
         self._allocate = zeros  # decoders are pickled, and the other one belongs to this process
+        output = self._layers[0].weights.output
+        self.weight_bytes = output.codes.weight_bytes if isinstance(output, CodedLinear) else setup.dtype.itemsize
         self.memory = tensor_bytes(
             self._layers, self._embedding, self._positions, self._inputs, self._last_norm, self._vocabulary
         )
@@ -178,10 +185,10 @@ class CudaLayers:
 
     def _products(self) -> list[tuple[Linear, torch.dtype]]:
         """One product of each shape, and the dtype of its results."""
-        shapes: dict[torch.Size, tuple[Linear, torch.dtype]] = {}
+        shapes: dict[Shape, tuple[Linear, torch.dtype]] = {}
         of_layers = [self._inputs.projection] if self._inputs else []
         for linear in (*of_layers, *(linear for layer in self._layers for linear in _products(layer))):
-            shapes.setdefault(torch.Size(linear.weight.shape), (linear, self._dtype))
+            shapes.setdefault(shape_of(linear, self._dtype, self._dtype), (linear, self._dtype))
         routers = {layer.experts.router.weight.shape: layer.experts.router for layer in self._layers if layer.experts}
         products = [*shapes.values(), *((router, torch.float32) for router in routers.values())]
         if self._vocabulary:
@@ -284,23 +291,26 @@ class CudaLayers:
         )
 
     def _experts(self, of: ExpertsWeights) -> Experts:
-        """Reads one expert after another into memory for all."""
-        assert self._part.experts is not None, "the spec has experts"
-        both: list[Linear] = []
-        for i, pair in enumerate(of.each):
-            for linear in pair if not both else ():
-                count = self._part.experts.count
-                weight = self._allocate((count, *linear.weight.shape), self._dtype, self._device)
-                bias = linear.bias
-                if bias is not None:
-                    bias = self._allocate((count, len(bias)), self._dtype, self._device)
-                both.append(Linear(weight, bias))
-            for linear, all_of_it in zip(pair, both, strict=True):
-                all_of_it.numbers[i] = linear.numbers
-                if linear.bias is not None and all_of_it.bias is not None:
-                    all_of_it.bias[i] = linear.bias
-        up, down = both
+        up, down = (self._all_of_them(linears) for linears in zip(*of.each, strict=True))
         return Experts(self._linear(of.router), up, down, self._numbers(of.correction))
+
+    def _all_of_them(self, linears: Sequence[Linear]) -> Linear:
+        """One product of each expert: [experts, outputs, inputs]. As codes, their outputs lie one below the other."""
+        shape, biases = (
+            (len(linears), *linears[0].weight.shape),
+            [each.bias for each in linears if each.bias is not None],
+        )
+        names = tuple(dict.fromkeys(name for each in linears for name in each.names))
+        bias = self._matrix(torch.stack(biases)) if biases else None
+        quantized = [each.weight for each in linears if isinstance(each.weight, QuantizedWeight)]
+        if len(quantized) == len(linears):
+            found = self._linear(Linear(stack(quantized), None, names))
+            return replace(found, weight=found.numbers.view(shape), bias=bias)
+        self.as_stored |= dict.fromkeys(names, False)
+        weight = self._allocate(shape, self._dtype, self._device)
+        for own, each in zip(weight, linears, strict=True):
+            own.copy_(each.numbers)
+        return Linear(weight, bias)
 
     def _inputs_of_layer(self, of: LayerInputsWeights) -> LayerInputsWeights:
         return LayerInputsWeights(self._linear(of.gate), self._linear(of.down), self._norm(of.norm))
@@ -308,7 +318,8 @@ class CudaLayers:
     def _inputs_of_layers(self, of: InputsOfLayersWeights) -> InputsOfLayersWeights:
         """The norm's weight has the factor of the sum."""
         norm = self._norm(Linear(of.norm.numbers.to(torch.float32) * 0.5**0.5))
-        return InputsOfLayersWeights(self._table(of.table), of.table_name, self._linear(of.projection), norm)
+        table = self._table(of.table, of.table_name)
+        return InputsOfLayersWeights(table, of.table_name, self._linear(of.projection), norm)
 
     def _rotary(self, tables: tuple[torch.Tensor, torch.Tensor]) -> Rotary:
         return Rotary(*(table.to(self._device) for table in tables))
@@ -318,16 +329,23 @@ class CudaLayers:
         exact = torch.tensor(scale)
         return float(exact.to(self._dtype) if self._part.rounds_embedding_scale else exact)
 
-    def _table(self, table: Table) -> Table:
+    def _table(self, table: Table, name: str) -> Table:
+        self.as_stored.setdefault(name, False)
         return Table(self._matrix(Linear(table.rows).numbers), table.first)
 
     def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
-        """The product that gives logits. If it is the embedding, one tensor is both."""
-        if weights.head_is_embedding and self._embedding is not None:
+        """The product that gives logits. If it is the embedding, one tensor is both, unless codes are: of these few are
+        looked up, but all are multiplied by."""
+        if weights.head_is_embedding and self._embedding and weights.vocabulary_name not in weights.groups:
             return Linear(self._embedding.rows)
         return self._linear(weights.vocabulary())
 
     def _linear(self, linear: Linear) -> Linear:
+        """On the device: with the codes of a quantized weight, where kernels give its numbers, else with numbers."""
+        found = encode(linear, self._device, self._allocate) if isinstance(linear.weight, QuantizedWeight) else None
+        self.as_stored |= dict.fromkeys(linear.names, found is not None)
+        if found:
+            return found
         return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
 
     def _norm(self, norm: Linear) -> Linear:

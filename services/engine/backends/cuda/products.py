@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
 
+from services.engine.backends.cuda.coded import CodedLinear, Coding
 from services.engine.backends.cuda.kernels.experts import Routes, sort
-from services.engine.backends.cuda.kernels.product import ANCHOR, PLAIN, Tile, multiply, steps
+from services.engine.backends.cuda.kernels.product import Step, Tile, anchor, multiply, steps, stored
 from services.engine.families.decoder_weights import Linear
 
 # The device's library chooses its kernel, and with it the order of sums, by the number of rows. So it is asked for
@@ -22,13 +24,31 @@ ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of input
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, int, torch.dtype, torch.dtype]  # experts or 0, outputs, inputs, dtypes of operands and result
+
+class Shape(NamedTuple):
+    """What a product's ways, and their bits, depend on. The dtypes are those of operands and result."""
+
+    experts: int  # 0: of a weight of none
+    outputs: int
+    inputs: int
+    operands: torch.dtype
+    result: torch.dtype
+    coding: Coding | None
+
+    @property
+    def anchor(self) -> Tile:
+        """The tile whose bits are those of every other way."""
+        return anchor(self.operands, self.coding is not None)
+
+    @property
+    def steps(self) -> list[Step]:
+        return steps(self.outputs, self.operands, self.coding is not None)
 
 
 class Products:
     """Multiplies by weights with float32 sums in ascending order of the inputs, so a row's bits depend on it alone.
 
-    A way is used for a shape once `settle` has compared its bits with those of ANCHOR; until then only tiles are.
+    A way is used for a shape once `settle` has compared its bits with those of `anchor`; until then only tiles are.
     """
 
     def __init__(self) -> None:
@@ -41,10 +61,10 @@ class Products:
         """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
         `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
         backends/cpu/kernels/layers.h."""
-        shape = _shape(linear, x.dtype, dtype)
+        shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
         if out is None:
-            out = torch.empty(rows, shape[1], dtype=dtype, device=x.device)
+            out = torch.empty(rows, shape.outputs, dtype=dtype, device=x.device)
         if linear.bias is None:
             for count in self._library.get(shape, ()):
                 while rows - begin >= count if count in SLABS else rows - begin == count:
@@ -57,14 +77,14 @@ class Products:
     def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
         """Rows of x times the weights of the experts that `routes` name, see `multiply`: [places, outputs] in
         `dtype`."""
-        shape, places = _shape(linear, x.dtype, dtype), len(routes.places)
+        shape, places = shape_of(linear, x.dtype, dtype), len(routes.places)
         tile = self._tile(shape, -(-places // len(routes.ends)))
         return multiply(x, linear, dtype, tile, routes=routes)
 
     def settle(self, linear: Linear, x: torch.Tensor, dtype: torch.dtype) -> bytes:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
-        shape = _shape(linear, x.dtype, dtype)
+        shape = shape_of(linear, x.dtype, dtype)
         expected = self._settle_tiles(shape, len(x), lambda rows, tile: multiply(x[:rows], linear, dtype, tile))
         counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
         self._library[shape] = tuple(counts)
@@ -78,14 +98,13 @@ class Products:
         def way(rows: int, tile: Tile) -> torch.Tensor:
             return multiply(x[:rows], linear, dtype, tile, routes=sort(turns[:rows], experts))
 
-        return _hash(self._settle_tiles(_shape(linear, x.dtype, dtype), len(x), way))
+        return _hash(self._settle_tiles(shape_of(linear, x.dtype, dtype), len(x), way))
 
     def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
         """Refuse the tiles that change what `way` computes of so many rows. Returns that of the `most` rows."""
-        anchor = ANCHOR if shape[3].itemsize <= 2 else PLAIN
-        expected = way(most, anchor)
+        expected = way(most, shape.anchor)
         refused = set()
-        for step in steps(shape[1], shape[3]):
+        for step in shape.steps:
             for rows in {step.least, min(step.most, most)}:
                 if step.tile in refused:
                     continue
@@ -97,20 +116,22 @@ class Products:
                     continue
                 if not torch.equal(found, expected[:rows]):
                     refused.add(step.tile)
-                    log.warning("product %s: %s differs from %s at %d rows, not used", shape, step.tile, anchor, rows)
+                    log.warning(
+                        "product %s: %s differs from %s at %d rows, not used", shape, step.tile, shape.anchor, rows
+                    )
         self._refused[shape] = frozenset(refused)
         return expected
 
     def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
         """Compute a product in each way that `settle` has left for this weight, so that its kernels are loaded."""
-        shape, device = _shape(linear, operands, dtype), linear.numbers.device
+        shape, device = shape_of(linear, operands, dtype), stored(linear).device
         *experts, outputs, inputs = linear.weight.shape
         # hardly ever are so many logits computed at once
         counts = self._library.get(shape, ()) if operands == dtype else ()
         x = torch.zeros(max((1, *counts)), inputs, dtype=operands, device=device)
         out = torch.empty(len(x), outputs, dtype=dtype, device=device)
         routes = sort(torch.zeros(1, 1, dtype=torch.int32, device=device), experts[0]) if experts else None
-        for step in steps(outputs, operands):
+        for step in shape.steps:
             multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes)
         for count in counts:
             library_product(x[:count], linear, out[:count])
@@ -118,7 +139,9 @@ class Products:
     def _keeps_bits(self, count: int, linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> bool:
         """Whether the library's product of so many rows, at two places of x, is the expected one."""
         outputs, inputs = linear.weight.shape
-        if linear.bias is not None or x.dtype.itemsize > 2 or outputs % ALIGNED or inputs % ALIGNED:
+        if isinstance(linear, CodedLinear) or linear.bias is not None or x.dtype.itemsize > 2:
+            return False
+        if outputs % ALIGNED or inputs % ALIGNED:
             return False
         out = torch.empty(count, outputs, dtype=expected.dtype, device=x.device)
         for begin in {0, len(x) - count}:
@@ -129,8 +152,8 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        tile = next(step.tile for step in steps(shape[1], shape[3]) if rows <= step.most)
-        return ANCHOR if tile in self._refused.get(shape, ()) else tile
+        tile = next(step.tile for step in shape.steps if rows <= step.most)
+        return shape.anchor if tile in self._refused.get(shape, ()) else tile
 
 
 def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
@@ -142,9 +165,10 @@ def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
         torch.mm(x, weight, out_dtype=out.dtype, out=out)
 
 
-def _shape(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
+def shape_of(linear: Linear, operands: torch.dtype, result: torch.dtype) -> Shape:
     *experts, outputs, inputs = linear.weight.shape
-    return (experts or [0])[0], outputs, inputs, operands, result
+    coding = linear.codes.coding if isinstance(linear, CodedLinear) else None
+    return Shape((experts or [0])[0], outputs, inputs, operands, result, coding)
 
 
 def _hash(numbers: torch.Tensor) -> bytes:

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
+from services.engine.batch.kv_cache import scale_numbers
 from services.engine.spec import AttentionSpec
 
 LOG2_E = 1.4426950408889634
@@ -68,7 +69,10 @@ def attend(
 ) -> torch.Tensor:
     """[tokens, heads * dim] of qkv [tokens, at least heads * dim], which begins with queries, and whose keys and values
     are in the cache already. `sinks` [heads], float32. Rows that `work` does not name are undefined."""
-    heads, kv_heads, dim, block_size = spec.heads, *keys.shape[1:]
+    heads, kv_heads, block_size = spec.heads, keys.shape[1], keys.shape[3]
+    short = scale_numbers(keys.dtype)  # of a key or value of eight bits
+    dim = keys.shape[2] - short
+    piece = (dim + short) * block_size  # numbers of a block's keys of a head
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
     registers = REGISTERS // (tiles.resident * tiles.warps * WARP)
     _attend[(tiles.resident * multiprocessors,)](
@@ -76,6 +80,8 @@ def attend(
         qkv,
         keys,
         values,
+        keys.view(-1).view(torch.float32) if short else None,
+        values.view(-1).view(torch.float32) if short else None,
         work.count,
         work.items,
         work.tables,
@@ -93,6 +99,7 @@ def attend(
         DIM=dim,
         DIM_BLOCK=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=block_size,
+        PIECE=piece,
         RUN=math.gcd(block_size, tiles.keys),
         ROWS=tiles.rows,
         KEYS=tiles.keys,
@@ -133,6 +140,8 @@ def _split(
     position,
     keys,
     values,
+    key_scales,
+    value_scales,
     table,
     first,
     end,
@@ -144,6 +153,7 @@ def _split(
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -160,9 +170,12 @@ def _split(
         block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
         block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
         offset = at % BLOCK_SIZE
-        key_at = keys + (block * (DIM * BLOCK_SIZE) + offset)[None, :] + column[:, None] * BLOCK_SIZE
-        key = tl.load(key_at, inside[:, None], 0.0)
-        scores = tl.dot(query, key, input_precision="ieee") * SCALE
+        key_at = keys + (block * PIECE + offset)[None, :] + column[:, None] * BLOCK_SIZE
+        key = tl.load(key_at, inside[:, None], 0)
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * SCALE
+        scales_at = block * (PIECE // 4) + DIM * BLOCK_SIZE // 4 + offset
+        if key_scales is not None:
+            scores *= tl.load(key_scales + scales_at)[None, :]
         if CAP > 0:
             scores = CAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))  # tanh(z) = 1 - 2 / (exp(2 z) + 1)
         seen = at[None, :] <= position[:, None]
@@ -174,8 +187,10 @@ def _split(
         shares = tl.exp2(scores - finite[:, None])
         scale = tl.exp2(top - finite)
         weight = tl.fma(weight, scale, _sum_of(shares))
-        value_at = values + ((block * BLOCK_SIZE + offset) * DIM)[:, None] + column[None, :]
-        value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0.0)
+        value_at = values + (block * PIECE + offset * DIM)[:, None] + column[None, :]
+        value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0).to(query.dtype)
+        if value_scales is not None:
+            shares *= tl.load(value_scales + scales_at, at < end, 0.0)[None, :]
         sums = tl.dot(shares.to(value.dtype), value, sums * scale[:, None], input_precision="ieee")
         top = highest
     return sums, weight, top
@@ -187,6 +202,8 @@ def _attend(
     qkv,
     keys,
     values,
+    key_scales,
+    value_scales,
     count,
     items,
     tables,
@@ -204,6 +221,7 @@ def _attend(
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     RUN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -254,6 +272,8 @@ def _attend(
                 position,
                 keys,
                 values,
+                key_scales,
+                value_scales,
                 tables + table,
                 first,
                 tl.minimum((split + 1) * SPLIT, end),
@@ -265,6 +285,7 @@ def _attend(
                 DIM,
                 DIM_BLOCK,
                 BLOCK_SIZE,
+                PIECE,
                 RUN,
                 ROWS,
                 KEYS,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from services.engine.backends.cuda.kernels.launch import early, wait
+from services.engine.batch.kv_cache import scale_numbers
 
 TOKENS = 16  # of one program: a block of the default size, whose keys are then written together
 
@@ -49,7 +50,8 @@ def place(
     """Normalise and rotate the queries of qkv [tokens, (heads + 2 * kv_heads) * dim] in place; write its keys, likewise
     changed, and its values to `slots` [tokens] of the cache. Tokens with a negative slot are not written."""
     tokens, width = qkv.shape
-    kv_heads, dim, block_size = keys.shape[1:]
+    kv_heads, block_size, short = keys.shape[1], keys.shape[3], scale_numbers(keys.dtype)
+    dim = keys.shape[2] - short
     heads, rotary, normed = how.heads, how.rotary, how.query_norm is not None
     untouched = 0 if rotary or normed else heads
     scales = None
@@ -73,6 +75,8 @@ def place(
         slots,
         keys,
         values,
+        keys.view(-1).view(torch.float32) if short else None,
+        values.view(-1).view(torch.float32) if short else None,
         rotary.cosines if rotary else None,
         rotary.sines if rotary else None,
         how.query_norm,
@@ -87,6 +91,7 @@ def place(
         HALF_BLOCK=triton.next_power_of_2(dim // 2),
         DIM_BLOCK=triton.next_power_of_2(dim),
         BLOCK_SIZE=block_size,
+        PIECE=(dim + short) * block_size,
         EPSILON=how.epsilon,
         AFTER_ROTARY=how.norms_after_rotary,
         VALUE_NORMS=how.value_norms,
@@ -132,6 +137,13 @@ def _norm_head(low, high, weight, scales, column, DIM: tl.constexpr, EPSILON: tl
     return low, high
 
 
+@triton.jit
+def _codes(numbers, top):
+    """Integers from -127 to 127 for numbers up to `top`, to the nearest."""
+    scaled = numbers * tl.where(top > 0, 127.0 / top, 0.0)
+    return ((scaled + 12582912.0) - 12582912.0).to(tl.int32)  # 1.5 * 2^23, beside which there are only integers
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _place(
     qkv,
@@ -139,6 +151,8 @@ def _place(
     slots,
     keys,
     values,
+    key_scales,
+    value_scales,
     cosines,
     sines,
     query_norm,
@@ -153,6 +167,7 @@ def _place(
     HALF_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     EPSILON: tl.constexpr,
     AFTER_ROTARY: tl.constexpr,
     VALUE_NORMS: tl.constexpr,
@@ -177,8 +192,13 @@ def _place(
         if VALUE_NORMS:
             numbers = value.to(tl.float32)
             value = numbers * tl.rsqrt(tl.sum(numbers * numbers, 1) / DIM + EPSILON)[:, None]
-        value_row = (block * KV_HEADS + head - HEADS - KV_HEADS) * BLOCK_SIZE + offset
-        tl.store(values + value_row * DIM + every, value.to(values.dtype.element_ty), kept & (every < DIM))
+        place = block * KV_HEADS + head - HEADS - KV_HEADS
+        if value_scales is not None:
+            value = value.to(tl.float32)
+            top = tl.max(tl.abs(value), 1)[:, None]
+            tl.store(value_scales + place * (PIECE // 4) + DIM * BLOCK_SIZE // 4 + offset, top / 127.0, kept)
+            value = _codes(value, top)
+        tl.store(values + place * PIECE + offset * DIM + every, value.to(values.dtype.element_ty), kept & (every < DIM))
     else:
         HALF: tl.constexpr = DIM // 2
         column = tl.arange(0, HALF_BLOCK)[None, :]
@@ -208,7 +228,11 @@ def _place(
             tl.store(source + column, low.to(qkv.dtype.element_ty), inside)
             tl.store(source + HALF + column, high.to(qkv.dtype.element_ty), inside)
         else:
-            key_row = (block * KV_HEADS + head - HEADS) * DIM + column
-            to = keys + key_row * BLOCK_SIZE + offset
+            place = block * KV_HEADS + head - HEADS
+            if key_scales is not None:
+                top = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))[:, None]
+                tl.store(key_scales + place * (PIECE // 4) + DIM * BLOCK_SIZE // 4 + offset, top / 127.0, kept)
+                low, high = _codes(low, top), _codes(high, top)
+            to = keys + place * PIECE + column * BLOCK_SIZE + offset
             tl.store(to, low.to(keys.dtype.element_ty), kept & whole)
             tl.store(to + HALF * BLOCK_SIZE, high.to(keys.dtype.element_ty), kept & whole)

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.engine.backends.cuda.coded import CodedLinear
+from services.engine.backends.cuda.kernels.codes import sum_of_codes
 from services.engine.backends.cuda.kernels.experts import Routes
 from services.engine.backends.cuda.kernels.launch import early, wait
 from services.engine.families.decoder_weights import Linear
@@ -27,7 +29,7 @@ class Tile:
 
     rows: int  # of x
     outputs: int
-    depth: int  # inputs read at once
+    depth: int  # inputs read at once; of codes, their layout says how many
     warps: int
     stages: int  # steps of `depth` in flight
     swapped: bool = False
@@ -55,6 +57,19 @@ TILES = (
 )
 
 
+# For codes, which are always the left operand.
+CODES_ANCHOR = Tile(rows=16, outputs=64, depth=0, warps=4, stages=7, swapped=True)
+CODES_TILES = (
+    (16, 0, CODES_ANCHOR),
+    (32, 0, Tile(rows=32, outputs=64, depth=0, warps=4, stages=5, swapped=True)),
+    (64, 0, Tile(rows=64, outputs=64, depth=0, warps=4, stages=3, swapped=True)),
+    (128, 0, Tile(rows=128, outputs=64, depth=0, warps=4, stages=2, swapped=True)),
+    (MANY, 0, Tile(rows=128, outputs=128, depth=0, warps=8, stages=2, swapped=True)),
+)
+LOOKED_UP = 2  # more stages: those in which entries of tables are loaded, once their numbers are there
+CODES_PLAIN = Tile(rows=32, outputs=32, depth=0, warps=4, stages=2, swapped=True)  # float32
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """`tile` is for so many rows."""
@@ -64,11 +79,20 @@ class Step:
     tile: Tile
 
 
-def steps(outputs: int, dtype: torch.dtype) -> list[Step]:
-    """The tiles of a product with so many outputs, whose operands are `dtype`, by the number of rows."""
+def anchor(dtype: torch.dtype, codes: bool = False) -> Tile:
+    """The tile whose bits are those of every other way, for these operands."""
     if dtype.itemsize > 2:
-        return [Step(1, MANY, PLAIN)]
-    fitting = [(most, tile) for most, widest, tile in TILES if not widest or outputs <= widest]
+        return CODES_PLAIN if codes else PLAIN
+    return CODES_ANCHOR if codes else ANCHOR
+
+
+def steps(outputs: int, dtype: torch.dtype, codes: bool = False) -> list[Step]:
+    """The tiles of a product with so many outputs, whose operands are `dtype`, by the number of rows. `codes`: of a
+    CodedLinear."""
+    if dtype.itemsize > 2:
+        return [Step(1, MANY, anchor(dtype, codes))]
+    tiles = CODES_TILES if codes else TILES
+    fitting = [(most, tile) for most, widest, tile in tiles if not widest or outputs <= widest]
     first = dict(reversed(fitting))  # of two for the same rows, the one that comes first
     ends = [0, *sorted(first)]
     return [Step(least + 1, most, first[most]) for least, most in pairwise(ends)]
@@ -96,11 +120,15 @@ def multiply(
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
+    codes = linear.codes if isinstance(linear, CodedLinear) else None
+    assert tile.swapped or not codes, tile
     if rows:
         _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
             out,
             x,
-            linear.numbers,
+            stored(linear),
+            codes and codes.factors,
+            codes and codes.table,
             linear.bias,
             routes and routes.places,
             routes and routes.ends,
@@ -110,17 +138,23 @@ def multiply(
             EXPERTS=experts,
             EXPERTS_BLOCK=triton.next_power_of_2(experts),
             CHOSEN=rows // len(x),
-            EVEN=inputs % tile.depth == 0,
+            EVEN=inputs % (codes.coding.step if codes else tile.depth) == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
             DEPTH=tile.depth,
             SWAPPED=tile.swapped,
             GROUP=GROUP,
+            CODING=codes and codes.coding,
             num_warps=tile.warps,
-            num_stages=tile.stages,
+            num_stages=tile.stages + (LOOKED_UP if codes and codes.coding.scales == "table" else 0),
             **early(x.device),
         )
     return out
+
+
+def stored(linear: Linear) -> torch.Tensor:
+    """What is read of a weight, but for factors."""
+    return linear.codes.words if isinstance(linear, CodedLinear) else linear.numbers
 
 
 @triton.jit
@@ -142,6 +176,8 @@ def _multiply(
     out,
     x,
     weight,
+    factors,
+    table,
     bias,
     places,
     ends,
@@ -157,6 +193,7 @@ def _multiply(
     DEPTH: tl.constexpr,
     SWAPPED: tl.constexpr,
     GROUP: tl.constexpr,
+    CODING: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
     across = tl.cdiv(outputs, COLUMNS)
@@ -165,8 +202,10 @@ def _multiply(
     within = tl.program_id(0) % (GROUP * across)
     row = (first + within % height) * ROWS + tl.arange(0, ROWS)
     column = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    depth = tl.arange(0, DEPTH)
-    end_row, end_depth, row_of_x = rows, inputs, row % rows
+    end_row, end_depth, row_of_x, own = rows, inputs, row % rows, column % outputs
+    width = inputs  # of a row of the weight
+    if CODING is not None:
+        width = tl.cdiv(inputs, CODING.step) * CODING.plane
     if ends is not None:
         wait(EARLY)
         expert, first_row, end_row = _tile_of_expert(first + within % height, ends, EXPERTS, EXPERTS_BLOCK, ROWS)
@@ -174,34 +213,61 @@ def _multiply(
         end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
         place = tl.load(places + row, row < end_row, 0)
         row_of_x = place // CHOSEN
-        weight += expert.to(tl.int64) * outputs * inputs
+        weight += expert.to(tl.int64) * outputs * width
         if bias is not None:
             bias += expert * outputs
-    x_row = x + row_of_x.to(tl.int64) * inputs
-    weight_row = weight + (column % outputs).to(tl.int64) * inputs
+        if CODING is not None:
+            factors += expert * outputs
+    x_row, there = x + row_of_x.to(tl.int64) * inputs, row < end_row
     wait(EARLY)
+    weight_row = weight + own.to(tl.int64) * width
+    if CODING is None:
+        total = _sum(x_row, there, weight_row, inputs, end_depth, EVEN, ROWS, COLUMNS, DEPTH, SWAPPED)
+    else:
+        at = factors + own
+        step = outputs * EXPERTS
+        total = sum_of_codes(x_row, there, weight_row, at, step, table, inputs, end_depth, EVEN, ROWS, COLUMNS, CODING)
+    if SWAPPED:
+        total = tl.trans(total)
+    if bias is not None:
+        total += tl.load(bias + own).to(tl.float32)[None, :]
+    to_row = row
+    if ends is not None:
+        to_row = place
+    to = out + to_row.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), there[:, None] & (column < outputs)[None, :])
+
+
+@triton.jit
+def _sum(
+    x_row,
+    there,
+    weight_row,
+    inputs,
+    end,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SWAPPED: tl.constexpr,
+):
+    """Float32 sums [ROWS, COLUMNS] over the inputs before `end` in ascending order, or [COLUMNS, ROWS]. Takes pointers
+    to rows, and which rows of x are read."""
+    depth = tl.arange(0, DEPTH)
     if SWAPPED:
         left, right = weight_row[:, None] + depth[None, :], x_row[None, :] + depth[:, None]
         total = tl.zeros((COLUMNS, ROWS), tl.float32)
     else:
         left, right = x_row[:, None] + depth[None, :], weight_row[None, :] + depth[:, None]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, end_depth, DEPTH):
+    for begin in range(0, end, DEPTH):
         if EVEN and not SWAPPED:
             a, b = tl.load(left + begin), tl.load(right + begin)
         elif EVEN:
-            a, b = tl.load(left + begin), tl.load(right + begin, (row < end_row)[None, :], 0.0)
+            a, b = tl.load(left + begin), tl.load(right + begin, there[None, :], 0.0)
         else:
             inside = depth < inputs - begin
             a = tl.load(left + begin, inside[None, :], 0.0)
             b = tl.load(right + begin, inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
-    if SWAPPED:
-        total = tl.trans(total)
-    if bias is not None:
-        total += tl.load(bias + column % outputs).to(tl.float32)[None, :]
-    to_row = row
-    if ends is not None:
-        to_row = place
-    to = out + to_row.to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), (row < end_row)[:, None] & (column < outputs)[None, :])
+    return total

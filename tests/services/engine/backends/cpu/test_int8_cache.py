@@ -141,10 +141,8 @@ def test_a_gpu_refuses_another_dtype_than_its_own(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "choose_device", lambda settings: torch.device("cuda"))
-    settings = dataclasses.replace(INT8, device="cuda", dtype="bfloat16")
-    with pytest.raises(
-        SettingsError, match="kv_cache_dtype=int8_per_token_head with dtype=bfloat16 is served on a CPU"
-    ):
+    settings = dataclasses.replace(SETTINGS, device="cuda", dtype="bfloat16", kv_cache_dtype="float32")
+    with pytest.raises(SettingsError, match="kv_cache_dtype=float32 with dtype=bfloat16 is served on a CPU"):
         loading.load_decoder(tiny_model("llama"), settings, 64)
     with pytest.raises(SettingsError, match="is served on a CPU only"):
         loading.check_ranks(tiny_model("llama"), dataclasses.replace(settings, tp=2))

@@ -12,7 +12,7 @@ import torch
 from driver import Driver, Job
 from fake_driver import install
 from family_check import generate
-from interpreted import BLOCKS, CPU, make_engine, make_setup
+from interpreted import BLOCKS, CPU, make, make_engine, make_setup
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from test_running_ahead import Owner
@@ -23,8 +23,9 @@ from services.engine.batch.buffers import Allocate
 from services.engine.batch.kv_cache import KVCache
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
+from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
-from services.engine.parallel.layout import Layout, Partition
+from services.engine.parallel.layout import Layout, Partition, RowRange
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken
 from services.engine.startup import rehearsal
@@ -32,6 +33,8 @@ from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
 from services.engine.startup.rehearsal import rehearse
 from services.engine.startup.shared_memory import SharedMemory
+from services.engine.weights.quantized import GroupFormat, Values, Weight
+from services.engine.weights.random_tensors import RandomTensors
 from services.messages import Claim, EngineFigures
 from services.requests import SamplingParams
 from services.scheduling import Knobs
@@ -57,13 +60,72 @@ def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], P
     assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
 
 
-def test_a_decoder_in_memory_that_outlives_its_process(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+class Widened(RandomTensors):
+    """The same weights as numbers."""
+
+    def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
+        found = super().weight(name, rows, columns)
+        return found if isinstance(found, torch.Tensor) else found.dequantize().to(self._dtype)
+
+
+def quantized_names(tensors: RandomTensors, family: str) -> list[str]:
+    """All products but routers, and those of experts one by one, as a checkpoint has them."""
+    names = [name for name in tensors.names if tensors.rows(name) > 1 and "norm" not in name and "experts" not in name]
+    experts = (f"model.layers.{i}.mlp.experts.{n}.{part}_proj" for i in range(2) for n in range(8) for part in PARTS)
+    singles = [f"{name}.weight" for name in experts] if "moe" in family else []
+    return [name for name in names if "mlp.gate." not in name] + singles
+
+
+PARTS = ("gate", "up", "down")
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("llama", GroupFormat(4, 32)),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("qwen3_moe", GroupFormat(4, 32)),
+                ("llama", GroupFormat(8, 64)),
+                ("llama", GroupFormat(8, 64, Values.E4M3)),
+                ("llama", GroupFormat(4, 16, Values.E2M1)),
+            )
+        ),
+    ],
+)
+def test_weights_as_stored_give_the_bits_of_the_widened_ones(
+    family: str, form: GroupFormat, tiny_model: Callable[[str], Path]
 ) -> None:
-    """Matrices are made there; norms and the rest are copied."""
+    """Of all products but routers."""
+    folder = tiny_model(family)
+    config = load_config(folder)
+    names = quantized_names(RandomTensors(config, torch.bfloat16, CPU), family)
+    groups = {name: form._replace(size=40) if "experts" in name and "down" in name else form for name in names}
+    found = []
+    for kind in (RandomTensors, Widened):
+        setup = make_setup(folder, Partition(), kind(config, torch.bfloat16, CPU, groups=groups))
+        decoder = CudaDecoder(setup)
+        stored = {name for name, as_stored in decoder.as_stored.items() if as_stored}
+        assert stored == ({name for name in names if "embed" not in name} if kind is RandomTensors else set())
+        jobs = Driver(make(decoder, setup.spec, 8)).run(make_jobs(temperature=0.0, logprobs=3))
+        found.append(([(job.output, job.logprobs) for job in jobs], decoder.memory))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] < found[1][1]
+
+
+@pytest.mark.parametrize(("family", "coded"), [("llama", False), ("llama", True), ("gpt_oss", False)])
+def test_a_decoder_in_memory_that_outlives_its_process(
+    family: str, coded: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices and codes are made there; norms and the rest are copied."""
     devices = install(monkeypatch.setattr)[1]
     first, second = SharedMemory("build", devices), SharedMemory("build", devices)
-    setup = make_setup(tiny_model("llama"), Partition())
+    tensors = None
+    if coded:
+        tensors = RandomTensors(load_config(tiny_model(family)), torch.bfloat16, CPU)
+        tensors.groups = dict.fromkeys(quantized_names(tensors, family), GroupFormat(4, 32))
+    setup = make_setup(tiny_model(family), Partition(), tensors)
 
     def load(allocate: Allocate) -> Decoder:
         return CudaDecoder(replace(setup, allocate=allocate))
@@ -83,7 +145,8 @@ def test_a_decoder_in_memory_that_outlives_its_process(
         figures = EngineFigures("tiny", 256, BLOCKS, 8, setup.spec.vocab, decoder.path)
         engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
         outputs.append([job.output for job in Driver(engine).run(make_jobs(temperature=0.0))])
-    assert outputs == [generate(tiny_model("llama"), make_jobs(temperature=0.0))] * 2
+    assert outputs[0] == outputs[1]
+    assert coded or outputs[0] == generate(tiny_model(family), make_jobs(temperature=0.0))
     assert contents.cache.keys[0].data_ptr() != kept.cache.keys[0].data_ptr()
     assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
@@ -96,6 +159,24 @@ def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str
     other = make_engine(tiny_model(family), 8)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
+
+
+def test_keys_and_values_in_eight_bits_are_near_the_others(tiny_model: Callable[[str], Path]) -> None:
+    """Log probabilities of a prompt are, and depend on the request alone."""
+    folder = tiny_model("llama")
+    setup = replace(make_setup(folder, Partition()), cache_dtype=torch.int8)
+    exact = Driver(make_engine(folder, 8)).run(scored_jobs(longest=12)[:2])
+    found = []
+    for block_size, rng in ((8, None), (5, random.Random(2))):
+        jobs = Driver(make(CudaDecoder(setup), setup.spec, block_size), rng).run(scored_jobs(longest=12)[:2])
+        found.append([job.logprobs for job in jobs])
+    assert found[0] == found[1]
+    for short, job in zip(found[0], exact, strict=True):
+        (ours, theirs) = (told[0].prompt for told in (short, job.logprobs))
+        if theirs and theirs.tokens:
+            assert ours
+            assert ours.tokens != theirs.tokens
+            assert ours.tokens == pytest.approx(theirs.tokens, abs=0.02)
 
 
 def test_iterations_run_ahead_over_blocks_that_hold_anything(tiny_model: Callable[[str], Path]) -> None:

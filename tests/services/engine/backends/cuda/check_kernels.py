@@ -28,7 +28,7 @@ from services.engine.backends.cuda.kernels.product import ANCHOR, MANY, PLAIN, T
 from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.backends.cuda.products import Products
 from services.engine.batch.flat_batch import FlatBatch, pack_batch
-from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.kv_cache import KVCache, LayerShape, scale_numbers
 from services.engine.batch.request_state import RequestState
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import batched_sampler, triton_rows, whole_rows
@@ -474,6 +474,43 @@ def test_heads(dim: int, block_size: int, turned: bool, more: dict[str, bool] | 
     torch.testing.assert_close(cache.values[0], expected.values[0], **CLOSE)
 
 
+def in_eight_bits(numbers: torch.Tensor, along: int) -> torch.Tensor:
+    """What the cache has [blocks, heads, ...] of these keys [..., dim, block_size] or values [..., block_size, dim],
+    each with a scale; `numbers` become those that are kept."""
+    scales = numbers.abs().amax(along, keepdim=True) / 127
+    codes = torch.where(scales > 0, numbers / scales, 0).round()
+    numbers.copy_(codes * scales)
+    pieces = torch.cat([codes.flatten(2).to(torch.int8), scales.flatten(2).view(torch.int8)], dim=2)
+    shape = list(numbers.shape)
+    shape[along] += scale_numbers(torch.int8)
+    return pieces.view(shape)
+
+
+@pytest.mark.parametrize(("dim", "block_size"), [(16, 4), (24, 5)])
+def test_heads_in_eight_bits(dim: int, block_size: int) -> None:
+    tokens, heads, kv_heads, blocks = 19, 6, 2, 9
+    how = Heads(heads, 1e-6, Rotary(torch.randn(50, dim // 2), torch.randn(50, dim // 2)))
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    qkv[3] = 0
+    positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
+    slots = torch.randperm(blocks * block_size)[:tokens].int()
+    shape = [LayerShape(kv_heads, dim, dim)]
+    exact, short = (KVCache(shape, blocks, block_size, dtype, CPU) for dtype in (torch.float32, torch.int8))
+    for cache in (exact, short):
+        place(qkv.clone(), positions, slots, cache.keys[0], cache.values[0], how)
+    for numbers, found, along in ((exact.keys[0], short.keys[0], 2), (exact.values[0], short.values[0], 3)):
+        expected = in_eight_bits(numbers.clone(), along)
+        assert found.shape == expected.shape
+        pieces, others = found.flatten(2), expected.flatten(2)
+        scales, rounded = (each[..., dim * block_size :].contiguous().view(torch.float32) for each in (pieces, others))
+        torch.testing.assert_close(scales, rounded)
+        codes = slice(dim * block_size)
+        assert (
+            (pieces[..., codes].int() - others[..., codes].int()).abs() <= 1
+        ).all()  # a tie may be rounded otherwise
+        assert torch.equal(pieces[..., codes] == 0, others[..., codes] == 0)
+
+
 class Scene:
     """Requests of random lengths over scattered blocks whose keys and values are there."""
 
@@ -488,7 +525,8 @@ class Scene:
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         blocks = list(range(sum(-(-sum(both) // block_size) for both in lengths)))
         rng.shuffle(blocks)
-        self.cache = KVCache([LayerShape(kv_heads, dim, dim)], len(blocks), block_size, torch.float32, CPU)
+        self.shape = [LayerShape(kv_heads, dim, dim)]
+        self.cache = self.kept = KVCache(self.shape, len(blocks), block_size, torch.float32, CPU)
         self.cache.keys[0].normal_()
         self.cache.values[0].normal_()
         self.cache.values[0][-1] = torch.nan  # the padding block belongs to no request
@@ -498,6 +536,15 @@ class Scene:
             row.blocks.extend(blocks.pop() for _ in range(-(-(context + count) // block_size)))
             self.rows.append((row, count))
         self.queries = [torch.randn(count, heads, dim) for _, count in lengths]
+
+    def shorten(self) -> None:
+        """Keep keys and values in eight bits from now on, and what they stand for, too."""
+        short = KVCache(self.shape, self.cache.num_blocks, self.cache.block_size, torch.int8, CPU)
+        for numbers, store, along in zip(
+            (self.cache.keys[0], self.cache.values[0]), (short.keys[0], short.values[0]), (2, 3), strict=True
+        ):
+            store[:-1] = in_eight_bits(numbers[:-1], along)
+        self.kept = short
 
     def attend(self, which: list[int], tiles: Tiles, programs: int, partial_rows: int) -> list[torch.Tensor]:
         """The outputs of these requests, as one iteration."""
@@ -512,7 +559,7 @@ class Scene:
         qkv[:, : self.heads * self.dim] = queries.flatten(1)
         partials = Partials.make(partial_rows, self.kv_heads, self.dim, CPU)
         (work,) = send(batch, [items], CPU).work
-        keys, values = self.cache.keys[0], self.cache.values[0]
+        keys, values = self.kept.keys[0], self.kept.values[0]
         out = attention.attend(qkv, keys, values, work, partials, self.spec, tiles, programs, self.sinks)
         assert not partials.arrived.any()
         assert not partials.taken.any()
@@ -560,10 +607,21 @@ def test_other_attention_is_the_plain_one(more: dict[str, Any]) -> None:
             torch.testing.assert_close(output, scene.plain(i), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("more", [{}, MORE[1]])
-def test_bits_of_attention_depend_on_the_request_alone(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("dim", "block_size"), [(16, 4), (24, 5)])
+def test_attention_in_eight_bits_is_the_plain_one(dim: int, block_size: int) -> None:
+    scene = Scene(LENGTHS, 4, 2, dim, block_size)
+    scene.shorten()
+    outputs = scene.attend(list(range(len(LENGTHS))), TILES, programs=8, partial_rows=64)
+    for i, output in enumerate(outputs):
+        torch.testing.assert_close(output, scene.plain(i), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("more", "short"), [({}, False), (MORE[1], False), ({}, True)])
+def test_bits_of_attention_depend_on_the_request_alone(more: dict[str, Any], short: bool) -> None:
     """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time, in wide tiles."""
     scene = Scene(LENGTHS, 4, 2, 16, 4, **more)
+    if short:
+        scene.shorten()
     everyone = list(range(len(LENGTHS)))
     together = scene.attend(everyone, TILES, programs=32, partial_rows=256)
     again = scene.attend(everyone[::-1], TILES, programs=8, partial_rows=0)

@@ -19,6 +19,7 @@ from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
 from services.engine.spec import DecoderSpec
+from services.engine.weights.tensors import Tensors
 from services.messages import EngineFigures
 
 CPU = torch.device("cpu")
@@ -36,15 +37,15 @@ def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     return make(CudaDecoder(setup, layout), setup.spec, choose_block_size(settings))
 
 
-def make_setup(folder: Path, partition: Partition) -> CudaSetup:
+def make_setup(folder: Path, partition: Partition, tensors: Tensors | None = None) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
-    weights = open_weights(spec, folder, partition)
+    weights = open_weights(spec, tensors or folder, partition)
     return CudaSetup(spec, weights, torch.float32, CPU, 256, lambda dim: Tiles(rows=16, keys=16, split=32))
 
 
 def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:
-    cache = KVCache(decoder.layers, BLOCKS, block_size, torch.float32, CPU)
+    cache = KVCache(decoder.layers, BLOCKS, block_size, decoder.cache_dtype, CPU)
     decoder.bind(cache)
     figures = EngineFigures("tiny", 256, BLOCKS, block_size, spec.vocab, decoder.path)
     return Engine(decoder, cache, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))

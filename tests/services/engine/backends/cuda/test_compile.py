@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from services.engine.backends.cuda.coded import CodedLinear, CodedWeight, Coding
 from services.engine.backends.cuda.kernels import (
     activation,
     attention,
@@ -29,6 +30,7 @@ from services.engine.backends.cuda.kernels import (
     product,
 )
 from services.engine.backends.cuda.plan import FIELDS, Tiles
+from services.engine.batch.kv_cache import scale_numbers
 from services.engine.families.decoder_weights import Linear, Table
 from services.engine.sampling import triton_draw as draw
 from services.engine.sampling import triton_rows
@@ -115,9 +117,18 @@ def i32(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def attend(spec: AttentionSpec, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+def attend(
+    spec: AttentionSpec,
+    block_size: int,
+    tiles: Tiles,
+    dtype: torch.dtype = torch.bfloat16,
+    cached: torch.dtype | None = None,
+) -> None:
     of, kv, dim = spec.heads, spec.kv_heads, spec.head_dim
-    keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
+    kept = dim + scale_numbers(cached or dtype)
+    keys, values = (
+        bf16(*shape).to(cached or dtype) for shape in ((100, kv, kept, block_size), (100, kv, block_size, kept))
+    )
     work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
     partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv), i32(2))
     qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
@@ -149,6 +160,22 @@ def test_attention_of_a_model(model: str, narrow: bool, made: list[Any], tmp_pat
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
     assert narrow or re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while it multiplies"
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_attention_in_eight_bits(narrow: bool, made: list[Any], tmp_path: Path) -> None:
+    """On tensor cores, with copies of 16 codes at once, and little spilled."""
+    tiles = Tiles.fitting(torch.bfloat16, 128)
+    tiles = tiles.narrow if narrow else tiles
+    attend(SHAPES["llama-3-8b"], 16, tiles, cached=torch.int8)
+    (kernel,) = made
+    found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
+    print(found, kernel.metadata.shared)
+    assert found["STACK"] <= 128, found
+    assert kernel.metadata.shared <= 227 // tiles.resident * 1024
+    assert ("mma.sync" if narrow else "wgmma") in ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+    assert not re.search(r"ld\.global[.\w]*\.b8 ", ptx), "keys or values number by number"
 
 
 @pytest.mark.parametrize(
@@ -290,6 +317,46 @@ def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, mon
             assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
         assert instructions, tile
         assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
+
+
+# what most checkpoints have: GPTQ, AWQ, FP8 by output and of blocks, MXFP4, NVFP4, Q8_0, Q4_K, Q6_K
+CODINGS = {
+    "gptq": Coding(4, 32, 2, "integers", "halves", "middle", False),
+    "awq": Coding(4, 32, 2, "integers", "halves", "zeros", False),
+    "fp8": Coding(8, 32, 1, "e4m3", "floats", "middle", True),
+    "fp8 of blocks": Coding(8, 32, 1, "e4m3", "floats", "middle", False),
+    "mxfp4": Coding(4, 32, 8, "e2m1", "exponents", "middle", False),
+    "nvfp4": Coding(4, 16, 8, "e2m1", "table", "middle", False),
+    "Q8_0": Coding(8, 32, 4, "integers", "halves", "middle", False),
+    "Q4_K": Coding(4, 32, 8, "integers", "supers", "offsets", False),
+    "Q6_K": Coding(8, 16, 4, "integers", "supers", "middle", False),
+}
+
+
+def by_codes(coding: Coding, outputs: int, inputs: int) -> CodedLinear:
+    steps = inputs // coding.step
+    factors = i32(1 if coding.once else steps, coding.factor_words, outputs)
+    codes = CodedWeight(i32(outputs, steps * coding.plane), factors, f32(256), coding)
+    return CodedLinear(bf16(outputs, inputs), codes=codes)
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_tiles_of_products_by_codes(name: str, made: list[Any], tmp_path: Path) -> None:
+    """On the widest matrix instructions, with codes that are copied 16 bytes at once and widened in registers; nothing
+    is spilled. With `-s` a table is printed."""
+    product._multiply.kernel.device_caches.clear()
+    tiles = [tile for _, _, tile in product.CODES_TILES]
+    for tile in tiles if name in ("awq", "fp8") else tiles[:1]:
+        made.clear()
+        product.multiply(bf16(9, 4096), by_codes(CODINGS[name], 6144, 4096), torch.bfloat16, tile)
+        used, ptx = usage(made[0], tmp_path) | {"SHARED": made[0].metadata.shared}, made[0].asm["ptx"]
+        print(f"{name}: {tile}: {used}")
+        assert used["STACK"] == 0, (tile, used)
+        assert used["REG"] <= 255, (tile, used)
+        assert used["SHARED"] <= SHARED[90] * 1024, (tile, used)
+        assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+        # four registers have a tile's left operand
+        assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.rows}k16[\w.]*\s+\{{[^}}]*\}}, \{{", ptx), tile
 
 
 OF_EXPERTS = [product.PLAIN, *dict.fromkeys(tile for _, _, tile in product.TILES)]

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.long
 
-CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "decoder", "ranks", "bench")]
+CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "codes", "decoder", "ranks", "bench")]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,27 @@ def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable
                 engine.decoder.forward(batch)
 
 
+@pytest.mark.parametrize(
+    "name", ["gptq", "awq", "fp8 by output", "fp8 of blocks", "mxfp8", "mxfp4", "nvfp4", "Q8_0", "Q4_K", "Q6_K"]
+)
+def test_products_by_codes_have_the_bits_of_the_widened_weights(name: str) -> None:
+    """At every number of rows where the tile changes; the smallest ones of tensor cores, too."""
+    from check_codes import LAYOUTS
+
+    from services.engine.backends.cuda.coded import encode
+    from services.engine.backends.cuda.kernels.product import ANCHOR, multiply
+    from services.engine.backends.cuda.products import Products
+    from services.engine.families.decoder_weights import Linear
+
+    weight, device = LAYOUTS[name][0], torch.device("cuda")
+    linear, numbers = encode(Linear(weight), device), Linear(weight.dequantize().to(device))
+    assert linear
+    x = torch.randn(300, weight.shape[1], device=device).bfloat16()
+    expected = multiply(x, numbers, torch.float32, ANCHOR)
+    for rows in (1, 16, 17, 33, 300) if name == "awq" else (1, 20):
+        assert torch.equal(Products()(x[:rows], linear, torch.float32), expected[:rows])
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_p": 0.9, "top_k": 20, "logprobs": 2}])
 def test_the_host_waits_for_nothing_before_results_are_read(
     sampling: dict[str, Any], tiny_model: Callable[[str], Path]
