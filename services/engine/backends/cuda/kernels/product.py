@@ -135,9 +135,9 @@ def multiply(
             rows,
             inputs,
             outputs,
+            rows // len(x),
             EXPERTS=experts,
             EXPERTS_BLOCK=triton.next_power_of_2(experts),
-            CHOSEN=rows // len(x),
             EVEN=inputs % (codes.coding.step if codes else tile.depth) == 0,
             ROWS=tile.rows,
             COLUMNS=tile.outputs,
@@ -171,7 +171,7 @@ def _tile_of_expert(tile, ends, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constex
     return tl.sum(tl.where(this, number, 0)), first, tl.sum(tl.where(this, end, 0))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "chosen"])
 def _multiply(
     out,
     x,
@@ -184,9 +184,9 @@ def _multiply(
     rows,
     inputs,
     outputs,
+    chosen,  # places for each row of x
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
-    CHOSEN: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -212,7 +212,7 @@ def _multiply(
         row = first_row + tl.arange(0, ROWS)
         end_depth = tl.where(first_row < end_row, inputs, 0)  # no weights are read for no rows
         place = tl.load(places + row, row < end_row, 0)
-        row_of_x = place // CHOSEN
+        row_of_x = place // chosen
         weight += expert.to(tl.int64) * outputs * width
         if bias is not None:
             bias += expert * outputs
