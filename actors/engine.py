@@ -260,7 +260,9 @@ class EngineActor:
     def _hold(self, path: str, warm_up_seconds: float) -> None:
         if self._engine is not None or not self._memory or not self._memory.hold(path):
             return
-        self._prepared = None
+        if self._prepared:  # in another memory, which goes with it
+            self._prepared = None
+            _free_unused()
         from services.engine.engine import Engine
 
         try:

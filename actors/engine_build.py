@@ -73,7 +73,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         cache_dir=settings.cache_dir,
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,
-        kv_memory_fraction=settings.kv_memory_fraction,
+        kv_memory_fraction=0.0 if settings.kv_memory_fraction == "auto" else settings.kv_memory_fraction,
         max_model_len=settings.max_model_len,
         threads=settings.threads,
         tp=settings.tp,

@@ -19,6 +19,7 @@ from pathlib import Path
 from actors import stand_in
 from actors.cluster.processes import processes_of
 from actors.haproxy import FRONTEND, REFUSED
+from services.engine.settings import MOST_REQUESTS
 from services.errors import SettingsError
 from services.settings.settings import Settings
 
@@ -46,7 +47,8 @@ class ConnectionLimits:
 def max_requests(settings: Settings) -> int:
     """The most requests that can be under way, one per sequence: all that may wait in each pool, and all that run. Each
     gateway accepts that many, since it may be the only one left."""
-    return max(1, len(settings.shards)) * settings.max_waiting + settings.most_engines * settings.max_batch_size
+    batch = MOST_REQUESTS if settings.max_batch_size == "auto" else settings.max_batch_size
+    return max(1, len(settings.shards)) * settings.max_waiting + settings.most_engines * batch
 
 
 def connection_limits(settings: Settings, files: int) -> ConnectionLimits:

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 # tbt_target=auto: seconds between the tokens of a stream while prompts are computed
 CPU_TARGET = 0.25
 CUDA_TARGET = 0.05
+CPU_BATCH = 32  # max_batch_size=auto
+LEAST_SLOTS = 512  # KV slots of each request of a GPU's batch: more requests would wait for blocks
 
 
 def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
@@ -26,12 +28,17 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
     if drafted and not figures.verifies_drafts:
         log.info("no drafts: this engine's layers round tokens that are computed together otherwise than single ones")
         drafted = 0
+    batch, largest = _batch_size(settings, figures), figures.largest
+    budget = settings.token_budget or None
+    if largest:
+        budget = min(budget or largest.tokens, largest.tokens)
+        drafted = min(drafted, largest.rows // batch - 1)
     target = settings.tbt_target
     if automatic := target == "auto":
         target = CUDA_TARGET if on_cuda else CPU_TARGET
     return Knobs(
-        max_batch_size=settings.max_batch_size,
-        token_budget=settings.token_budget or None,
+        max_batch_size=batch,
+        token_budget=budget,
         tbt_target=target or None,
         stretch_target=automatic,
         admission=settings.admission,
@@ -43,3 +50,17 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         share_prefixes=settings.share_prefixes,
         whole_prompts=figures.whole_prompts,
     )
+
+
+def _batch_size(settings: Settings, figures: EngineFigures) -> int:
+    """The most requests of an iteration."""
+    asked, largest = settings.max_batch_size, figures.largest
+    if asked == "auto":
+        batch = CPU_BATCH
+        if largest:
+            batch = min(largest.requests, max(CPU_BATCH, figures.num_slots // LEAST_SLOTS))
+        return min(batch, settings.token_budget or batch)
+    if largest and asked > largest.requests:
+        log.warning("max_batch_size=%d is over the %d requests that this GPU has memory for", asked, largest.requests)
+        return largest.requests
+    return asked

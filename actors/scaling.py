@@ -23,11 +23,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
+from actors.knobs import CPU_BATCH
 from actors.placement import cluster_id
 from actors.ray_private import set_replicas
 from actors.replica import find_model, open_shards
 from services.autoscaling import EngineCount, Scaling, load_of
 from services.background import keep_running
+from services.engine.settings import MOST_REQUESTS
 from services.errors import PoolUnavailable
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
@@ -153,10 +155,13 @@ def gateway_scaling(settings: Settings) -> AutoscalingConfig:
 
 
 def scaling_of(settings: Settings) -> Scaling:
+    batch = settings.max_batch_size
+    if batch == "auto":
+        batch = MOST_REQUESTS if settings.device == "cuda" else CPU_BATCH
     return Scaling(
         min_engines=settings.min_engines,
         max_engines=settings.max_engines,
-        requests_per_engine=settings.max_batch_size,
+        requests_per_engine=batch,
         upscale_delay=settings.upscale_delay,
         downscale_delay=DOWNSCALE * settings.upscale_delay,
     )

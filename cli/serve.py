@@ -150,11 +150,11 @@ async def _run(
 
 
 async def _compile(settings: Settings, say: Progress) -> None:
-    """Compile the engine's kernels, if they are not kept."""
+    """Compile the kernels of engines on a CPU, if they are not kept."""
+    if settings.null_engine or device.expects_gpu(settings):
+        return
     from services.engine.backends.cpu.build import NoKernels, compiled
 
-    if settings.device == "cuda" or settings.null_engine:
-        return
     try:
         await in_daemon_thread(compiled, settings.cache_dir, say)
     except (NoKernels, OSError) as error:

@@ -32,7 +32,7 @@ STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` in which Serve, engines and
 SETTLED = 60.0  # seconds; a cluster that dies sooner is started again after a pause
 LONGEST_PAUSE = 30.0
 RAYLET = "raylet"  # the parent of Ray's other processes, which end with it
-SHORT_TEMP = re.compile(r"[A-Za-z0-9/._-]{1,16}")  # paths of Ray's sockets below it stay under 107; HAProxy reads them
+SHORT_TEMP = re.compile(r"[A-Za-z0-9/._-]{1,7}")  # HAProxy reads the paths of sockets below it, up to 97 characters
 LINE = 1 << 20  # bytes
 
 

@@ -234,7 +234,7 @@ def _is_server_in(folder: Path, process: Path) -> bool:
         return False  # it has ended, or belongs to another user
 
 
-async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:
+async def until(happened: Callable[[], bool], seconds: float = READY, every: float = 0.05) -> None:
     """Wait until `happened()`, which is checked every `every` seconds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not happened():  # noqa: ASYNC110 - there is no event to wait for

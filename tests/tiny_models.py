@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "</s>"]
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MERGED = "the quick brown fox and the lazy dog; what is the capital of france? hello world, thanks " * 4
+from load.tokenizer import save_tokenizer
 
 _WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
@@ -129,7 +123,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
     "olmoe": _ROUTED,
     "mixtral": _ROUTED,
-    "gpt_oss": {**_ROUTED, "sliding_window": 8, "intermediate_size": 44, "swiglu_limit": 1.5, "rope_parameters": _YARN},
+    "gpt_oss": {**_ROUTED, "sliding_window": 8, "intermediate_size": 44, "rope_parameters": _YARN},
     "gpt2": _GPT,
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},
@@ -183,33 +177,5 @@ def make_tiny_model(
                     buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     if with_tokenizer:
-        _save_tokenizer(folder, vocab_size)
+        save_tokenizer(folder, vocab_size)
     return folder
-
-
-def _save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """256 bytes, the merges of MERGED, unused fillers, the special tokens last."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([MERGED], trainer)
-    fillers = vocab_size - len(SPECIAL_TOKENS) - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f"filler{i}" for i in range(fillers)])
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    assert tokenizer.get_vocab_size() == vocab_size
-    tokenizer.save(str(folder / "tokenizer.json"))
-    described = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "</s>",
-        "chat_template": CHATML,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(described))
-    (folder / "chat_template.jinja").write_text(CHATML)

@@ -34,7 +34,7 @@ from load.bench.drafts import drafts
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
-from load.bench.shapes import FORMATS, SHAPES
+from load.bench.shapes import FORMATS
 from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
@@ -44,20 +44,15 @@ LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
 TESTERS = 10  # processes, whose memory on the device is small
 GRACE = 30.0  # seconds after the run's end in which a part may end
-TESTS = (
-    "test_families.py",
-    "test_invariance.py",
-    "test_running_ahead.py",
-    "test_on_gpu.py",
-    "test_codes_on_gpu.py",
-)
+TESTS = ("tests/services", "tests/load")  # where tests are that need a GPU
 
 
 def models(bench: Bench) -> PartResult:
     """Tiny models of all families: tokens against `generate`, and bits, by the tests of a GPU. They are processes of
     their own, so that a fault there costs nothing here."""
     bench.release()
-    tests = [str(path) for name in TESTS for path in sorted(Path("tests/services/engine").rglob(name))]
+    files = [path for folder in TESTS for path in sorted(Path(folder).rglob("test_*.py"))]
+    tests = [str(path) for path in files if "mark.gpu" in path.read_text()]
     told = ["-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "--show-capture=no"]
     if find_spec("xdist"):  # most of the time kernels are compiled
         told += ["-n", str(min(TESTERS, os.cpu_count() or 1))]
@@ -119,9 +114,8 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     """The exit status: 1 if a part has failed. The other parts run nevertheless."""
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = parser_of("load.bench", __doc__ or "", about)
-    parser.add_argument("--shape", choices=SHAPES, help="random weights in this shape, in place of --model")
-    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     add_options(parser, Options)
+    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=["auto", "float32", "bfloat16", "int8_per_token_head"]
@@ -137,7 +131,6 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     if given.format and not given.shape:
         parser.error("--format quantizes random weights: give --shape, too")
     bench = Bench(
-        given.shape,
         Options(**chosen(Options, given)),
         Budget(60 * given.minutes),
         scale,

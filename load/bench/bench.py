@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,13 +16,12 @@ from load.bench.floor import ModelShape
 from load.bench.rates import MachineRates, measure_rates
 from load.bench.shapes import DEFAULT_PLAN, FORMATS, SHAPES
 from load.bench.timing import FULL, Scale
-from load.options import Options, load_as_served, model_folder
+from load.options import Options, load_as_served, model_folder, release_memory
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.startup import devices
 from services.engine.weights.random_tensors import RandomTensors
 
-CUDA_KV = 0.85  # share of the memory that weights leave; the rest is for activations and logits
 CUT = "The time is spent: what is missing was not measured."
 
 
@@ -55,26 +53,24 @@ class PartResult:
 class Bench:
     """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
 
-    `shape` names one with random weights, quantized in the format `form` if it is given; without it, the model of
-    `options` is measured. `settings`: further ones of the engine.
+    Random weights are quantized in the format `form` if it is given. `settings`: further ones of the engine.
     """
 
     def __init__(
         self,
-        shape: str | None,
         options: Options,
         budget: Budget,
         scale: Scale = FULL,
         form: str | None = None,
         **settings: Any,
     ) -> None:
+        shape = options.shape
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
         self.options = options
         self.settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
         self.device = devices.choose_device(self.settings)
         self.dtype = devices.choose_dtype(self.settings, self.device)
         if self._on_cuda:
-            self.settings = replace(self.settings, kv_memory_fraction=CUDA_KV)
             devices.forbid_shortcuts()  # before anything is multiplied
         self.folder = None if shape else model_folder(options)
         self._form = FORMATS[form] if form else None
@@ -150,6 +146,4 @@ class Bench:
     def release(self) -> None:
         """Free all memory that is not in use; the engine's too, unless something else refers to it."""
         self._engine = None
-        gc.collect()
-        if self._on_cuda:
-            torch.cuda.empty_cache()
+        release_memory()

@@ -47,6 +47,7 @@ class ChaosOptions:
     wait_replicas: int = option(0, "as `orca serve`, behind Sentinels")
     down_after: float = option(2.0, "seconds after which a Sentinel takes a master for dead")
     shards: int = option(2, "each with a server and an engine")
+    sampled: bool = option(False, "send only requests that are sampled")
     faults: Sequence[str] = option((), "some of those that there are; without it all", type=str, nargs="*")
 
     @property

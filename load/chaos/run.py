@@ -40,6 +40,7 @@ async def run(ground: Ground) -> bool:
         with history.Recorder(clients, time.time) as recorder:
             streams = Streams(session, recorder, PATIENCE, ground.keys)
             kinds = requests(options.length, options.deadly_token, paper_prompts(), constrained=True)
+            kinds = [one for one in kinds if one.body["temperature"] > 0 or not options.sampled]
             draw.shuffle(kinds)
 
             async def send_poison() -> None:

@@ -14,6 +14,7 @@ from load.evaluation.parts import PARTS
 from load.evaluation.results import measured, save, write
 from load.options import Options, model_folder
 from load.server import ROOT
+from services.engine.startup import devices
 from services.progress import Bar, print_beside
 
 OUT = ROOT / "docs" / "evaluation"
@@ -36,7 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
     if bool(peers.llama_server) != bool(peers.gguf):
         parser.error("--llama-server PATH and --gguf FILE belong together")
     if not given.draw:
-        model = f"{model_folder(options).name} in {options.weights_dtype}"  # downloads it before anything is measured
+        folder = model_folder(options)  # downloads it before anything is measured
+        device = devices.name(devices.choose_device(options.settings))
+        model = f"{folder.name} in {options.weights_dtype} on {device}"
         bench = Bench(options, given.seconds, peers)
         parts = given.part or [name for name in PARTS if name != NAMED or peers]
         for name in (bar := Bar(parts, unit="parts")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from load.arguments import option
 from load.in_process import Engine, Setup, run_in_process
-from load.options import Options, load_as_served, model_folder
+from load.options import Options, load_as_served, model_folder, release_memory
 from load.over_http import run_over_http
 from load.plots import Panel
 from load.processes import busy_seconds, by_kind
@@ -73,7 +72,7 @@ class Bench:
 
     def release(self) -> None:
         self._engine = None
-        gc.collect()
+        release_memory()
 
     def shorter(self, number: int, least: int = 1) -> int:
         """`number` of something, or fewer where less than the usual time is measured."""
@@ -83,7 +82,9 @@ class Bench:
     def server(self, *flags: str, spares: bool = True) -> Iterator[OrcaServer]:
         """`orca serve` on the model with these flags, ready; with `spares` it starts nothing more."""
         self.release()
-        model = ["--model", self.options.model, "--device", self.options.device, "--dtype", self.options.dtype]
+        options = self.options
+        name = str(model_folder(options)) if options.shape else options.model
+        model = ["--model", name, "--device", options.device, "--dtype", options.dtype]
         with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags, ready=READY) as server:
             if spares:
                 server.until_spares()
@@ -128,6 +129,14 @@ def spend(run: Callable[[], Run], processes: Callable[[], dict[int, float]] = di
 def spend_over_http(server: OrcaServer, requests: Sequence[Request]) -> Spent:
     """Run `requests` on the server."""
     return spend(lambda: asyncio.run(run_over_http(server.url, requests)), server.processor_seconds)
+
+
+def usual(measure: Callable[[], Spent], seconds: float) -> Spent:
+    """The median by time of the runs that begin within `seconds`, at least one: on a fast engine a run is short."""
+    runs, end = [measure()], time.monotonic() + seconds
+    while time.monotonic() < end:
+        runs.append(measure())
+    return sorted(runs, key=lambda one: one.run.seconds)[len(runs) // 2]
 
 
 def own_seconds() -> float:

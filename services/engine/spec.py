@@ -200,9 +200,15 @@ class DecoderSpec:
         return self.intermediates[layer] if self.intermediates else self.intermediate
 
     @property
+    def lacks_on_cuda(self) -> str:
+        """What of this the CUDA backend has no kernels for, in words; empty: nothing. The CPU backend has all."""
+        lacking = {"attention to later tokens": self.both_ways, "norms of sums": self.norms_sums}
+        return ", ".join(name for name, asked in lacking.items() if asked)
+
+    @property
     def runs_on_cuda(self) -> bool:
-        """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
-        return not (self.both_ways or self.norms_sums)
+        """Whether the CUDA backend has kernels for all of this."""
+        return not self.lacks_on_cuda
 
     @property
     def queries_per_kv(self) -> int:

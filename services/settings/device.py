@@ -1,4 +1,4 @@
-"""A check of the settings against the GPU of this machine, made before a server starts and without torch."""
+"""What the settings mean for the GPU of this machine, found out before a server starts and without torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ def check(settings: Settings, driver: str = DRIVER, rocm: Path = ROCM) -> None:
     """Raise UsageError for settings that need a GPU, if this machine has no driver of one. With a driver, the engine
     finds out whether there is a GPU."""
     needs_gpu = settings.device == "cuda" or settings.dtype == "float16"
-    if not needs_gpu or settings.null_engine or rocm.exists() or _loads(driver):
+    if not needs_gpu or settings.null_engine or _has_driver(driver, rocm):
         return
     if settings.device == "cuda":
         raise UsageError("device=cuda: this machine has no driver of CUDA; use device=cpu")
     raise UsageError("dtype=float16 is served on GPUs only, and this machine has no driver of one; use bfloat16")
 
 
-def _loads(library: str) -> bool:
+def expects_gpu(settings: Settings, driver: str = DRIVER, rocm: Path = ROCM) -> bool:
+    """Whether engines will probably run on a GPU: because of the setting, or because this machine has a driver."""
+    return settings.device == "cuda" or (settings.device == "auto" and _has_driver(driver, rocm))
+
+
+def _has_driver(driver: str, rocm: Path) -> bool:
+    if rocm.exists():
+        return True
     try:
-        ctypes.CDLL(library)
+        ctypes.CDLL(driver)
     except OSError:
         return False
     return True

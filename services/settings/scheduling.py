@@ -28,6 +28,18 @@ MOST_DRAFTED = 16  # tokens of a draft: more are seldom right, and each costs so
 DRAFT_METHODS = ("ngram", "suffix")
 
 
+def _requests(given: Any) -> int | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    try:
+        number = int(str(given))
+    except ValueError:
+        raise ValueError("is neither 'auto' nor a number of requests") from None
+    if number < 1:
+        raise ValueError("is not a number of requests from 1 on")
+    return number
+
+
 def _lookahead(given: Any) -> int | Literal["auto"]:
     if given == "auto":
         return "auto"
@@ -89,12 +101,17 @@ class SchedulingSettings(BaseSettings):
             description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
         ),
     ] = "fcfs"
-    max_batch_size: Annotated[int, Field(ge=1, description="maximum number of requests in one iteration")] = 32
+    max_batch_size: Annotated[
+        int | Literal["auto"],
+        PlainValidator(_requests),
+        Field(description="maximum number of requests in one iteration; auto: 32, and up to 256, the most, on GPUs"),
+    ] = "auto"
     token_budget: Annotated[
         int,
         Field(
             ge=0,
-            description="maximum number of tokens in one iteration: decodes, then chunks of prompts; 0: no maximum",
+            description="maximum number of tokens in one iteration: decodes, then chunks of prompts; 0: no maximum, "
+            "but 8192 on GPUs, which is also the most there",
         ),
     ] = 0
     tbt_target: Annotated[
@@ -143,7 +160,7 @@ class SchedulingSettings(BaseSettings):
 
     def check_scheduling(self) -> None:
         """Raises ValueError if settings of scheduling contradict each other."""
-        if 0 < self.token_budget < self.max_batch_size:
+        if self.max_batch_size != "auto" and 0 < self.token_budget < self.max_batch_size:
             raise ValueError(
                 f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
                 "each request of a full batch needs a token"

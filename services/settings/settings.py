@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
@@ -35,6 +35,18 @@ def _collector(url: str) -> str:
     if url and not url.startswith(("http://", "https://")):
         raise ValueError("is not the URL of a collector that takes OTLP over HTTP, as http://localhost:4318/v1/traces")
     return url
+
+
+def _share_or_auto(given: Any) -> float | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        raise ValueError("is neither 'auto' nor a share") from None
+    if not 0 < share < 1:
+        raise ValueError("is not a share between 0 and 1")
+    return share
 
 
 class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, BaseSettings):
@@ -136,7 +148,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     kv_blocks: Annotated[
         int, Field(ge=0, description="KV blocks of an engine; 0: as many as kv_memory_fraction allows")
     ] = 0
-    kv_memory_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the free memory for KV blocks")] = 0.25
+    kv_memory_fraction: Annotated[
+        float | Literal["auto"],
+        PlainValidator(_share_or_auto),
+        Field(description="share of the free memory for KV blocks; auto: 0.25, and 0.9 on GPUs"),
+    ] = "auto"
     max_model_len: Annotated[
         int, Field(ge=0, description="maximum length of prompt and output in tokens; 0: that of the model")
     ] = 0

@@ -22,7 +22,7 @@ from services.settings.settings import Settings
 from services.settings.sources import load
 
 SETTINGS = load(null_engine=True)
-WAIT = 60.0
+WAIT = 120.0  # seconds
 
 
 def seat(settings: Settings = SETTINGS) -> EngineProcesses:

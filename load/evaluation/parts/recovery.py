@@ -13,24 +13,27 @@ from itertools import pairwise
 from load.chaos.site import loaded_engine, owning_schedulers
 from load.chaos.streams import Outcome, Streams, recovery
 from load.evaluation.bench import Bench, Found, Plots
+from load.options import model_folder
 from load.plots import Line, Panel
 from load.report import Table
 from load.server import OrcaServer, until
 from load.trace import HttpRequest, Request
 from load.workloads import any_prompt
 from services.client.streaming import open_session
+from services.models.info import ModelInfo
 
 HELP = "streams through a kill of the engine and of its scheduler: time between tokens, and the phases of the recovery"
 STREAMS, PROMPT = 8, 64
 RATE = 20  # tokens of each stream for each second of `Bench.seconds`
 LEAST = 120  # tokens of each stream
+SPAN = 2.0  # seconds that a stream of a fast engine lasts at least, if the model takes so many tokens
 UNDER_WAY = 40  # tokens of each stream before the kill
 PATIENCE = 120.0  # seconds
 BEFORE, AFTER = 1.5, 3.0  # seconds that the plot shows
 PHASED = (16, 500, 120, 8)  # streams with longer prompts: their number, tokens in, out, and before the kill
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
 PHASES = ("detection", "seat", "attachment", "recomputation")
-TITLE = f"{STREAMS} streams; each answer is the undisturbed one"
+TITLE = f"{STREAMS} sampled streams; each answer is the undisturbed one"
 SECONDS = f"Seconds after SIGKILL, {PHASED[0]} streams with prompts of {PHASED[1]} tokens"
 PLOTTED = ("engine", "scheduler")
 VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
@@ -58,15 +61,22 @@ class Kill:
 
 
 def measure(bench: Bench) -> Found:
+    longest = ModelInfo.load(model_folder(bench.options), bench.options.cache_dir).max_model_len
     with bench.server("--gateways", "2") as server:
-        return asyncio.run(_all(server, max(LEAST, round(RATE * bench.seconds))))
+        return asyncio.run(_all(server, max(LEAST, round(RATE * bench.seconds)), longest))
 
 
-async def _all(server: OrcaServer, tokens: int) -> Found:
+async def _all(server: OrcaServer, tokens: int, longest: int) -> Found:
+    """`tokens` of each stream at least; `longest`: tokens of a prompt and its answer."""
     rows, seconds, series = Table(), Table(), {}
     async with open_session(server.url) as session:
         streams = Streams(session, None, PATIENCE)
-        requests = [request(number, PROMPT, tokens) for number in range(STREAMS)]
+        pace = await _pace(streams)
+
+        def lasting(least: int, prompt: int) -> int:
+            return max(least, min(round(SPAN * pace), longest - prompt))
+
+        requests = [request(number, PROMPT, lasting(tokens, PROMPT)) for number in range(STREAMS)]
         await streams.learn(requests)
         rows["undisturbed"] = _gaps(await asyncio.gather(*(streams.run(one) for one in requests)))
         for victim in PLOTTED:
@@ -74,7 +84,7 @@ async def _all(server: OrcaServer, tokens: int) -> Found:
             series[victim] = arrivals(killed)
             rows[f"{victim} killed"] = cells(killed)
         count, prompt, output, under_way = PHASED
-        requests = [request(number, prompt, output) for number in range(count)]
+        requests = [request(number, prompt, lasting(output, prompt)) for number in range(count)]
         await streams.learn(requests)
         for victim in VICTIMS:
             killed = await kill(server, streams, victim, requests, under_way)
@@ -85,7 +95,16 @@ async def _all(server: OrcaServer, tokens: int) -> Found:
 
 
 def request(number: int, prompt: int, output: int) -> HttpRequest:
-    return replace(Request(any_prompt(prompt, number), output).http(), name=f"recovery {number}, {prompt} tokens")
+    """A stream that is sampled: any other bit of a logit may give another token."""
+    greedy = Request(any_prompt(prompt, number), output).http()
+    name, body = f"recovery {number}, {prompt} tokens", greedy.body | {"temperature": 1, "seed": number}
+    return replace(greedy, body=body, name=name)
+
+
+async def _pace(streams: Streams) -> float:
+    """Tokens per second of a lone stream."""
+    lone = await streams.run(request(STREAMS, PROMPT, LEAST))
+    return LEAST / (lone.arrivals[-1] - lone.arrivals[0])
 
 
 async def kill(server: OrcaServer, streams: Streams, victim: str, requests: list[HttpRequest], under_way: int) -> Kill:

@@ -121,7 +121,7 @@ class RankDecoder(ABC):
         if layout.is_first:
             x = forward_pass.embed()
         else:
-            x = torch.zeros(len(batch.input_ids), self._spec.hidden, device=self._device)
+            x = torch.ones(len(batch.input_ids), self._spec.hidden, device=self._device)
         change = forward_pass.run(x, None)
         if layout.is_last:
             forward_pass.logits(x, change, None)

@@ -55,8 +55,8 @@ def chunk_maxima(raw: torch.Tensor) -> torch.Tensor:
     if known := kernels(raw):
         maxima: torch.Tensor = known.maxima(raw)
         return maxima
-    whole = pad(raw, (0, -raw.shape[1] % CHUNK), value=-torch.inf)
-    return whole.unflatten(1, (-1, CHUNK)).amax(dim=2)
+    chunks: torch.Tensor = pad(raw, (0, -raw.shape[1] % CHUNK), value=-torch.inf).unflatten(1, (-1, CHUNK))
+    return chunks.amax(dim=2)
 
 
 def _log_sums(raw: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:

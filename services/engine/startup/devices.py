@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from services.limits import free_memory, usable_cores
 
 LEAST_CAPABILITY = 8, 0  # the first that multiplies bfloat16
 GIB = 1 << 30
+SHORT = re.compile("out of memory|ALLOC_FAILED")  # as the driver and libraries say it
 OWN = GIB  # bytes of a GPU that its driver and this process's context may take
 
 
@@ -133,7 +135,9 @@ def count_blocks(
 
 def process_bytes(device: torch.device, shared: int) -> int:
     """Bytes of a GPU that this process takes, besides `shared` ones: its context, kernels, graphs and buffers. What
-    other processes take is not told apart, so there is a bound."""
+    other processes take is not told apart, so there is a bound. 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
     free, total = torch.cuda.mem_get_info(device)
     return min(OWN, int(total) - int(free) - shared)
 
@@ -167,7 +171,9 @@ def fitting(device: torch.device) -> Iterator[None]:
     free, total = torch.cuda.mem_get_info(device)
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or SHORT.search(str(error))):
+            raise
         taken = total - free
         others = f", of which other processes had taken {taken / GIB:.1f} (see nvidia-smi)" if taken > OWN else ""
         raise SettingsError(

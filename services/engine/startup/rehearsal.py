@@ -64,25 +64,41 @@ def largest_of(whole_prompt: int) -> LargestIteration:
 
 
 def largest_batch(length: int, vocab: int, block_size: int, pooling: Pooling | None) -> FlatBatch:
-    """See `rehearse`."""
-    tokens, requests = (MOST_TOKENS, MOST_REQUESTS) if pooling is None else (max(MOST_TOKENS, length), 1)
-    drafted = MOST_ROWS - MOST_REQUESTS if pooling is None else 0
-    length -= bool(drafted)  # the draft is a token, too
-    ids, blocks = [1] * length, array("i", bytes(4 * -(-(length + 1) // block_size)))
+    """See `rehearse`. Texts that become vectors have no scores and no increments."""
+    if pooling:
+        return _texts(length, block_size, pooling)
+    drafted = MOST_ROWS - MOST_REQUESTS
+    length -= 1  # the draft is a token, too
+    ids, blocks = [1] * length, _blocks(length + 1, block_size)
     changes = Adjustments(SAMPLING, frozenset(), vocab)
     for id in range(min(CHANGED, vocab)):
         changes._add(id, COUNT, 1.0)
     mask = np.full(-(-vocab // 32), -1, np.int32)
     scheduled: list[tuple[RequestState, int]] = []
-    left = tokens - drafted
-    while left and len(scheduled) < requests:
-        count = max(1, min(length, left - (requests - len(scheduled) - 1)))
-        state = RequestState(str(len(scheduled)), ids, length, SAMPLING, length - count, blocks)
-        if pooling is None:
-            state.adjustments, state.grammar = changes, DraftMask(mask)
-            state.allowed = AllowedTokens(range(min(vocab, LOGPROBS)), vocab)
-            state.prompt_scores = PromptScores() if count > 1 else None
+    left = MOST_TOKENS - drafted
+    for others in reversed(range(MOST_REQUESTS)):
+        count = min(length, left - others)
+        state = RequestState(str(others), ids, length, SAMPLING, length - count, blocks)
+        state.adjustments, state.grammar = changes, DraftMask(mask)
+        state.allowed = AllowedTokens(range(min(vocab, LOGPROBS)), vocab)
+        state.prompt_scores = PromptScores() if count > 1 else None
         scheduled.append((state, count))
         left -= count
-    drafts = {state.id: [0] for state, _ in scheduled[len(scheduled) - drafted :]} if drafted else {}
-    return pack_batch(scheduled, block_size, drafts, pooling.method if pooling else "last")
+    drafts = {state.id: [1] for state, _ in scheduled[len(scheduled) - drafted :]}
+    return pack_batch(scheduled, block_size, drafts)
+
+
+def _texts(length: int, block_size: int, pooling: Pooling) -> FlatBatch:
+    scheduled: list[tuple[RequestState, int]] = []
+    left = largest_of(length if pooling.whole else 0).tokens
+    while left and len(scheduled) < MOST_REQUESTS:
+        count = min(length, left)
+        state = RequestState(str(left), [1] * count, count, SAMPLING, 0, _blocks(count, block_size))
+        scheduled.append((state, count))
+        left -= count
+    return pack_batch(scheduled, block_size, method=pooling.method)
+
+
+def _blocks(tokens: int, block_size: int) -> array[int]:
+    """The first block for all tokens."""
+    return array("i", [0] * -(-tokens // block_size))

@@ -120,6 +120,7 @@ class SharedMemory:
         self._chunks: list[int] = []  # descriptors
         self._server: DescriptorServer | None = None
         self._maker: int | None = None  # a pidfd of the other process, whose memory it is
+        self._failed = False  # whether this process has noted a fault
         self._regions: dict[str, list[_Region]] = {}  # by device
         self._table: list[_Chunk] = []
         self._mapped: list[Mapping] = []  # the chunks, while the memory is filled
@@ -182,6 +183,7 @@ class SharedMemory:
             if descriptor is not None:
                 os.close(descriptor)
         self._descriptor = self._maker = self._server = None
+        self._failed = False
         for kept in (self._chunks, self._regions, self._table, self._mapped, self._places):
             kept.clear()
 
@@ -350,8 +352,11 @@ class SharedMemory:
         return False
 
     def _note(self, health: float) -> None:
+        """Nothing takes a fault back."""
         assert self._descriptor is not None
-        os.pwrite(self._descriptor, HEALTH.pack(health), HEADER.size)
+        if not self._failed:
+            os.pwrite(self._descriptor, HEALTH.pack(health), HEADER.size)
+        self._failed = self._failed or health == FAULTY
 
 
 def _name(path: str, descriptor: int) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
+from tiny_families import small_config
+from transformers import AutoConfig
 from unserved_families import REFUSED
 
 from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
-from services.engine.families.registry import spec_of
+from services.engine.families.registry import ENCODERS, FAMILIES, spec_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 BEGIN, END = "<!-- made by `make families` -->\n", "<!-- end -->\n"
@@ -43,21 +46,35 @@ def features(engine: Engine, folder: Path) -> str:
         found.append("latent keys")
     if "longrope" in str(fields.get("rope_parameters")):
         found.append("`longrope`")
+    return f"{backend(config)} | {', '.join(found)}"
+
+
+def backend(config: Any) -> str:
+    """Which of the backends run a model of this config."""
     spec = spec_of(config)
-    path = "stock" if not spec else "CPU and CUDA" if spec.runs_on_cuda else "CPU"
-    return f"{path} | {', '.join(found)}"
+    return "stock" if not spec else "CPU and CUDA" if spec.runs_on_cuda else "CPU"
+
+
+def on_the_cpu_alone() -> dict[str, str]:
+    """The families that the CPU backend runs and the CUDA backend does not, and what that lacks."""
+    specs = {family: spec_of(small_config(family)) for family in FAMILIES}
+    specs |= {family: spec_of(AutoConfig.for_model(family), encoder=True) for family in ENCODERS}
+    return {family: spec.lacks_on_cuda for family, spec in specs.items() if spec and spec.lacks_on_cuda}
 
 
 def written(document: str, rows: dict[str, str]) -> str:
-    """The document with its two tables made anew: of families that are served, and of those that are refused."""
+    """The document with its tables made anew: of families that are served, of those that a GPU runs on transformers'
+    layers, and of those that are refused."""
     served = ["| family | backend | features |", "|---|---|---|"]
     served += [f"| `{family}` | {rows[family]} |" for family in sorted(rows)]
+    lacking = ["| family | what the CUDA backend lacks |", "|---|---|"]
+    lacking += [f"| `{family}` | {what} |" for family, what in sorted(on_the_cpu_alone().items())]
     refused = ["| family | why |", "|---|---|"]
     refused += [f"| `{family}` | {named} |" for family, (_, named) in sorted(REFUSED.items())]
     head, *parts = document.split(BEGIN)
-    assert len(parts) == 2, f"{len(parts)} tables"
+    assert len(parts) == 3, f"{len(parts)} tables"
     made = [
         "\n".join(table) + f"\n\n{END}" + part.partition(END)[2]
-        for table, part in zip((served, refused), parts, strict=True)
+        for table, part in zip((served, lacking, refused), parts, strict=True)
     ]
     return f"{BEGIN}\n".join([head, *made])

@@ -188,10 +188,9 @@ def test_transformers_layers_run_ahead_too(folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_and_log_probabilities_are_the_same_on_cuda(folder: Path, dtype: str) -> None:
-    engine = load(folder, device="cuda", dtype=dtype)
-    for seed, knobs in enumerate(KNOBS):
+def test_tokens_and_log_probabilities_are_the_same_on_cuda(folder: Path) -> None:
+    engine = load(folder, device="cuda", dtype="bfloat16")
+    for seed, knobs in enumerate((KNOBS[0], KNOBS[2])):
         assert check(engine, [{}, {"temperature": 0.0, "logprobs": 3}, {"top_k": 9, "top_p": 0.9}], knobs, seed, 200)
         check(engine, WITHOUT_BUDGETS, knobs, seed, 12)
 

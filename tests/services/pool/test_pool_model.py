@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, initialize, multiple, rule, run_state_machine_as_test
 from pool_helpers import CANCELLED, STOP, group, let_wait
 from pool_pair import GATEWAYS, LEASE, TENANTS, UNIT, PoolPair, names
-from pool_servers import SERVERS
+from pool_servers import ONE_OF_ALL
 
 from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Bounds, Limits
@@ -283,7 +283,7 @@ def with_output(sequence, count):
     return dataclasses.replace(sequence, output=tokens, logprobs=logprobs)
 
 
-@pytest.mark.parametrize("binary", SERVERS, ids=str)
+@pytest.mark.parametrize("binary", ONE_OF_ALL)
 def test_a_server_behaves_as_the_reference_model(binary, servers):
     PoolMachine.url = servers[binary]
     run_state_machine_as_test(

@@ -291,7 +291,7 @@ def guess(drafting: Drafting, most: int) -> list[int]:
     return [token if drawn.random() < share else drawn.randrange(VOCABULARY) for token in guesses]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(knobs, turns)
 def test_any_knobs_give_the_same_tokens_within_their_bounds(knobs: Knobs, workload: list[Turn]) -> None:
     GUESSED.clear()

@@ -1,4 +1,4 @@
-"""Settings that need a GPU, on a machine without a driver of one."""
+"""Settings on machines with and without a driver of a GPU."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def test_a_setting_for_gpus_is_refused_without_a_driver(values: dict[str, str], 
 @pytest.mark.parametrize("values", [{}, {"device": "cpu"}, {"dtype": "bfloat16"}])
 def test_other_settings_need_no_driver(values: dict[str, str], tmp_path: Path) -> None:
     device.check(Settings(**values), ABSENT, tmp_path / "kfd")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("cuda", (True, True)), ("auto", (False, True)), ("cpu", (False, False))]
+)
+def test_kernels_of_a_cpu_are_needed_where_no_gpu_is_expected(
+    asked: str, expected: tuple[bool, bool], tmp_path: Path
+) -> None:
+    settings = Settings(device=asked)
+    found = [device.expects_gpu(settings, driver, tmp_path / "kfd") for driver in (ABSENT, PRESENT)]
+    assert tuple(found) == expected
+    assert device.expects_gpu(settings, ABSENT, tmp_path) == expected[1]

@@ -11,7 +11,7 @@ import pytest
 
 from actors.knobs import knobs_of
 from services.errors import UsageError
-from services.messages import EngineFigures
+from services.messages import EngineFigures, LargestIteration
 from services.scheduling import Knobs
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import NAMES, Settings, sections
@@ -20,6 +20,7 @@ from services.settings.types import hash_of
 
 ROOT = Path(__file__).parents[3]
 FIGURES = EngineFigures("m", 1024, 512, 16, 50_000, "r float32 cpu native")
+LARGEST = LargestIteration(256, 8192, 512)
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,35 @@ def test_a_given_setting_takes_precedence_over_the_preset(tmp_path: Path, monkey
     monkeypatch.setenv("ORCA_LOOKAHEAD", "1")
     expected = Knobs(tbt_target=0.5, admission="on_demand", lookahead=1)
     assert knobs_of(load(preset="paper", tbt_target="0.5"), FIGURES) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks", "largest", "batch", "budget", "drafts"),
+    [
+        ({}, 100, None, 32, None, 16),
+        ({}, 100_000, LARGEST, 256, 8192, 1),
+        ({}, 3200, LARGEST, 100, 8192, 4),
+        ({}, 100, LARGEST, 32, 8192, 15),
+        ({"max_batch_size": 500}, 100, None, 500, None, 16),
+        ({"max_batch_size": 500}, 100, LARGEST, 256, 8192, 1),
+        ({"max_batch_size": 4}, 100_000, LARGEST, 4, 8192, 16),
+        ({"token_budget": 20}, 100, None, 20, 20, 16),
+        ({"token_budget": 20}, 100_000, LARGEST, 20, 20, 16),
+        ({"token_budget": 9000}, 100, LARGEST, 32, 8192, 15),
+    ],
+)
+def test_iterations_are_not_larger_than_an_engine_has_memory_for(
+    given: dict[str, object],
+    blocks: int,
+    largest: LargestIteration | None,
+    batch: int,
+    budget: int | None,
+    drafts: int,
+) -> None:
+    """Of a GPU; where nothing is given, its batch is as large as its blocks have room for."""
+    figures = replace(FIGURES, num_blocks=blocks, block_size=16, largest=largest, verifies_drafts=True)
+    knobs = knobs_of(load(**given), figures)
+    assert (knobs.max_batch_size, knobs.token_budget, knobs.num_speculative_tokens) == (batch, budget, drafts)
 
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3}'
@@ -193,7 +223,10 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"preset": "vllm"}, "preset"),
         ({"tbt_target": "soon"}, "tbt_target: is neither 'auto' nor a number of seconds .*'soon'"),
         ({"tbt_target": -1}, "tbt_target: .*got -1"),
-        ({"token_budget": 7}, "token_budget=7 is less than max_batch_size=32"),
+        ({"token_budget": 7, "max_batch_size": 32}, "token_budget=7 is less than max_batch_size=32"),
+        ({"max_batch_size": "many"}, "max_batch_size: is neither 'auto' nor a number of requests .*'many'"),
+        ({"kv_memory_fraction": 1.0}, "kv_memory_fraction: is not a share between 0 and 1 .*1.0"),
+        ({"kv_memory_fraction": "most"}, "kv_memory_fraction: is neither 'auto' nor a share .*'most'"),
         ({"tenant_limits": {"a": {"max_wait": 1}}}, "tenant_limits.a.max_wait"),
         ({"max_queue_wait": "soon"}, "max_queue_wait"),
         ({"pool": "a b"}, "pool"),

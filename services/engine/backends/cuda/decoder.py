@@ -58,7 +58,9 @@ class CudaDecoder(RankDecoder):
     def bind(self, cache: KVCache) -> None:
         """See Decoder. On a GPU this also loads the kernels, which a decoder that was unpickled has not done, and one
         process captures graphs. Nothing is written to the cache."""
-        self.graphs = None  # gives back the memory of those that know another cache
+        if self.graphs:  # they know another cache
+            self.graphs = None
+            torch.cuda.empty_cache()  # while a graph is captured, no memory is given back
         self.kernels.bind(cache)
         if self._device.type == "cuda":
             self.kernels.load()

@@ -88,6 +88,10 @@ def test_a_gpu_that_is_too_small_is_named_in_a_sentence(
     with pytest.raises(SettingsError, match=says) as raised, devices.fitting(cuda):
         raise torch.OutOfMemoryError(TOO_LARGE)
     assert "NVIDIA L4" in str(raised.value)
+    with pytest.raises(SettingsError, match="CUBLAS_STATUS_ALLOC_FAILED"), devices.fitting(cuda):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    with pytest.raises(RuntimeError, match="illegal"), devices.fitting(cuda):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
     assert "\n" not in str(raised.value)
     with pytest.raises(SettingsError, match=r"kv_blocks=5 take 5\.0 GiB, and 3\.0 GiB of cuda"):
         devices.count_blocks(EngineSettings(kv_blocks=5), 2**30, 16, 100, 3 * 2**30, cuda)

@@ -12,6 +12,7 @@ from services.engine.engine import Engine
 from services.engine.settings import MOST_REQUESTS, MOST_ROWS, MOST_TOKENS, EngineSettings
 from services.engine.startup import rehearsal
 from services.engine.startup.rehearsal import largest_batch, largest_of, rehearse
+from services.models.pooling import Pooling
 
 CPU = torch.device("cpu")
 
@@ -29,9 +30,17 @@ def test_it_has_as_many_requests_tokens_and_rows_as_there_may_be(length: int) ->
         assert len(batch.scored_tokens) > 0
 
 
-def test_prompts_that_must_be_whole_are() -> None:
-    assert largest_of(0).tokens == MOST_TOKENS
-    assert largest_of(MOST_TOKENS + 5).tokens == MOST_TOKENS + 5
+@pytest.mark.parametrize(
+    ("length", "whole", "texts", "tokens"),
+    [(512, True, 16, 8192), (3000, False, 3, 8192), (9000, True, 1, 9000), (10, True, 256, 2560)],
+)
+def test_texts_fill_it_from_their_beginning(length: int, whole: bool, texts: int, tokens: int) -> None:
+    pooling = Pooling("embed", "mean" if whole else "last", 8)
+    assert pooling.whole == whole
+    batch = largest_batch(length, 1000, 16, pooling)
+    assert (batch.num_requests, len(batch.input_ids)) == (texts, tokens)
+    assert not batch.contexts.any()
+    assert largest_of(length if whole else 0).tokens == max(MOST_TOKENS, tokens)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])

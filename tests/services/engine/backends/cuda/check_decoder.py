@@ -25,11 +25,13 @@ from services.engine.decoder import Decoder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
-from services.engine.parallel.layout import Partition, RowRange
+from services.engine.parallel.layout import Layout, Partition, RowRange
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken
+from services.engine.startup import rehearsal
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
+from services.engine.startup.rehearsal import rehearse
 from services.engine.startup.shared_memory import SharedMemory
 from services.engine.weights.quantized import GroupFormat, Values, Weight
 from services.engine.weights.random_tensors import RandomTensors
@@ -112,18 +114,18 @@ def test_weights_as_stored_give_the_bits_of_the_widened_ones(
     assert found[0][1] < found[1][1]
 
 
-@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize(("family", "coded"), [("llama", False), ("llama", True), ("gpt_oss", False)])
 def test_a_decoder_in_memory_that_outlives_its_process(
-    coded: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, coded: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Matrices and codes are made there; norms and the rest are copied."""
     devices = install(monkeypatch.setattr)[1]
     first, second = SharedMemory("build", devices), SharedMemory("build", devices)
     tensors = None
     if coded:
-        tensors = RandomTensors(load_config(tiny_model("llama")), torch.bfloat16, CPU)
-        tensors.groups = dict.fromkeys(quantized_names(tensors, "llama"), GroupFormat(4, 32))
-    setup = make_setup(tiny_model("llama"), Partition(), tensors)
+        tensors = RandomTensors(load_config(tiny_model(family)), torch.bfloat16, CPU)
+        tensors.groups = dict.fromkeys(quantized_names(tensors, family), GroupFormat(4, 32))
+    setup = make_setup(tiny_model(family), Partition(), tensors)
 
     def load(allocate: Allocate) -> Decoder:
         return CudaDecoder(replace(setup, allocate=allocate))
@@ -144,7 +146,7 @@ def test_a_decoder_in_memory_that_outlives_its_process(
         engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
         outputs.append([job.output for job in Driver(engine).run(make_jobs(temperature=0.0))])
     assert outputs[0] == outputs[1]
-    assert coded or outputs[0] == generate(tiny_model("llama"), make_jobs(temperature=0.0))
+    assert coded or outputs[0] == generate(tiny_model(family), make_jobs(temperature=0.0))
     assert contents.cache.keys[0].data_ptr() != kept.cache.keys[0].data_ptr()
     assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
@@ -194,6 +196,22 @@ def test_iterations_run_ahead_over_blocks_that_hold_anything(tiny_model: Callabl
     assert owner.drawn
     assert found[0] == found[1]
     assert not engine.decoder.reads_past_end
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1, 3])
+def test_the_largest_iteration_runs_before_there_are_requests(
+    rank: int | None, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a cache of one block; on ranks, which are not linked yet, too."""
+    for name, number in (("MOST_REQUESTS", 3), ("MOST_ROWS", 5), ("MOST_TOKENS", 20)):
+        monkeypatch.setattr(rehearsal, name, number)
+    layout = Layout() if rank is None else Layout(2, 2, rank)
+    setup = make_setup(tiny_model("llama"), layout.partition)
+    decoder = CudaDecoder(setup, layout)
+    cache = KVCache(decoder.layers, 1, 8, torch.float32, CPU)
+    decoder.bind(cache)
+    assert rehearse(decoder, 8, 30, 200, None, CPU) == 0
+    assert bool(cache.keys[0][0].any()) == (rank != 1)  # whose part of the embedding lacks the token
 
 
 @pytest.mark.parametrize(

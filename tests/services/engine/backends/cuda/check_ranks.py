@@ -19,6 +19,8 @@ SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "n
 MODELS = {
     "llama": {**SMALL, "intermediate_size": 65},
     "qwen3": {**SMALL, "intermediate_size": 65},
+    "gpt_oss": {**SMALL, "intermediate_size": 21, "layer_types": ["full_attention", *["sliding_attention"] * 2]},
+    "gemma2": {**SMALL, "intermediate_size": 65, "layer_types": ["full_attention", *["sliding_attention"] * 2]},
     "gpt2": {"n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 67, "n_positions": 63},
 }
 
