@@ -160,6 +160,8 @@ def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -
         why = "transformers' layers execute numbers"
     elif any(size % GROUP_STEP for size in sizes):
         why = f"groups that are no multiple of {GROUP_STEP} are not executed"
+    elif devices.choose_device(settings).type == "cuda":
+        why = "the GPU's kernels do not execute these codes"
     as_stored = (name for name, stored in names.items() if stored)
     return describe_kept(quantization, as_stored, names, why, kept, decoder.memory)
 

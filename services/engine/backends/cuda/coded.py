@@ -66,6 +66,11 @@ class Coding(NamedTuple):
         return FACTORS.get(self.numbers, 1.0)
 
     @property
+    def fused(self) -> bool:
+        """Whether one operation takes the middle off and multiplies: scales are short enough."""
+        return (self.numbers, self.scales, self.offsets) == ("integers", "halves", "middle")
+
+    @property
     def scale_bits(self) -> int:
         return SCALE_BITS[self.scales]
 

@@ -48,6 +48,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         kept = np.where(np.isnan(handle.data), 0x7FC0, rounded)
         return interpreter.TensorHandle(kept.astype(np.uint16), to.scalar)
 
+    def fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """Rounded once, if the sum is exact in float64. The interpreter rounds the product, too."""
+        exact = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(exact.astype(x.data.dtype), x.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fused
     interpreter.InterpreterBuilder.cast_impl = cast_to_nearest
     interpreter.InterpreterBuilder.create_dot = dot_in_order
     interpreter._patch_lang_tensor = index_of_one_number
