@@ -21,7 +21,8 @@ KILL_TIMEOUT = 10.0  # seconds a killed process may take to disappear
 POLL = 0.01
 EXEC_TIMEOUT = 1.0  # seconds
 EXEC_POLL = 0.001
-ENV_END = 48  # the index of `env_end` in /proc/PID/stat, counted from the state of the process, which follows its name
+# `env_start` and `env_end` in /proc/PID/stat, counted from the state of the process, which follows its name
+ENV = slice(47, 49)
 LISTEN = "0A"  # the state in /proc/net/tcp
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,13 @@ def _environment(process: Path) -> bytes:
     """The environment with which `process`, a folder of /proc, was started.
 
     While a process is being replaced by `execve`, it has an executable file, but no place of its environment yet: wait
-    for that at most `EXEC_TIMEOUT` seconds.
+    for that at most `EXEC_TIMEOUT` seconds. An environment that is empty has a place that ends where it begins.
     """
     deadline = time.monotonic() + EXEC_TIMEOUT
     while not (environment := (process / "environ").read_bytes()):
         os.readlink(process / "exe")  # fails for zombies and threads of the kernel, which have no environment either
-        env_end = (process / "stat").read_text().rpartition(")")[2].split()[ENV_END]
-        if env_end != "0" or time.monotonic() > deadline:
+        start, end = (process / "stat").read_text().rpartition(")")[2].split()[ENV]
+        if start == end != "0" or time.monotonic() > deadline:
             break
         time.sleep(EXEC_POLL)
     return environment

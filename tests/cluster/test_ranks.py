@@ -88,7 +88,8 @@ async def test_a_rank_stands_still_and_the_scheduler_dies(
     server.until_spares()
 
 
-@pytest.mark.parametrize("first", [True, False])
+# the death of the first rank is noticed like that of an engine of one process, see `test_faults.py`
+@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.full), False])
 async def test_a_rank_is_killed_under_load(
     server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:

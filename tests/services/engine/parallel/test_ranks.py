@@ -43,11 +43,60 @@ def settings(tp: int, pp: int) -> EngineSettings:
 EIGHT_BITS = replace(settings(2, 1), weights="int8", kv_cache_dtype="int8_per_token_head")
 
 
+THREE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
+UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
+    "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
+    "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
+    "fused products, partial interleaved embeddings, four norms": ("glm4", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "three heads without rotary embeddings": (
+        "smollm3",
+        {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+        (2, 2),
+    ),
+    "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
+    "MLPs without gates": ("arcee", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "attention beside the MLP": (
+        "cohere2",
+        {**THREE, "intermediate_size": 129, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
+        (2, 2),
+    ),
+    "a shared expert": (
+        "qwen2_moe",
+        {**THREE, "moe_intermediate_size": 44, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
+        (2, 2),
+    ),
+    "corrected experts": ("ernie4_5_moe", {**THREE, "moe_intermediate_size": 44, "intermediate_size": 129}, (2, 2)),
+    "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
+    "norms behind, three heads with windows": (
+        "exaone4",
+        {**THREE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        (2, 2),
+    ),
+    "layers that attend to the keys of others, with inputs": ("gemma4_text", {"intermediate_size": 130}, (2, 1)),
+    "keys as values, other heads in some layers": (
+        "gemma4_unified_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_attention_heads": 15,
+            "num_key_value_heads": 5,
+            "num_global_key_value_heads": 3,
+        },
+        (2, 2),
+    ),
+    "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
+}
+
+
 def cases() -> Iterator[Any]:
-    """One family in each layout, the others in the last, which has both kinds of ranks. `make test-all` has all."""
+    """One family in each layout, the others in the last, which has both kinds of ranks, unless they are in `UNEVEN`.
+    `make test-all` has all."""
+    uneven = {family for family, *_ in UNEVEN.values()}
     for family in ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "granite", "gpt2"):
         for tp, pp in LAYOUTS:
-            marks = () if family == "llama" or (tp, pp) == LAYOUTS[-1] else pytest.mark.full
+            by_default = family == "llama" or ((tp, pp) == LAYOUTS[-1] and family not in uneven)
+            marks = () if by_default else pytest.mark.full
             yield pytest.param((family, tp, pp), id=f"{family}-tp{tp}-pp{pp}", marks=marks)
 
 
@@ -97,52 +146,6 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine, f
     whole = alone.decoder.bytes_read  # type: ignore[attr-defined]
     assert max(ranks.read) <= EVEN_SHARE * whole / ranks.layout.size
     assert sum(ranks.read) >= whole
-
-
-THREE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
-UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
-    "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
-    "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
-    "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
-    "fused products, partial interleaved embeddings, four norms": ("glm4", {**THREE, "intermediate_size": 129}, (2, 1)),
-    "three heads without rotary embeddings": (
-        "smollm3",
-        {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
-        (2, 2),
-    ),
-    "three heads with sinks": ("gpt_oss", {**THREE, "intermediate_size": 44}, (3, 1)),
-    "MLPs without gates": ("arcee", {**THREE, "intermediate_size": 129}, (2, 1)),
-    "attention beside the MLP": (
-        "cohere2",
-        {**THREE, "intermediate_size": 129, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
-        (2, 2),
-    ),
-    "a shared expert": (
-        "qwen2_moe",
-        {**THREE, "moe_intermediate_size": 44, "shared_expert_intermediate_size": 129, "mlp_only_layers": [0]},
-        (2, 2),
-    ),
-    "corrected experts": ("ernie4_5_moe", {**THREE, "moe_intermediate_size": 44, "intermediate_size": 129}, (2, 2)),
-    "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
-    "norms behind, three heads with windows": (
-        "exaone4",
-        {**THREE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-        (2, 2),
-    ),
-    "layers that attend to the keys of others, with inputs": ("gemma4_text", {"intermediate_size": 130}, (2, 1)),
-    "keys as values, other heads in some layers": (
-        "gemma4_unified_text",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-            "num_attention_heads": 15,
-            "num_key_value_heads": 5,
-            "num_global_key_value_heads": 3,
-        },
-        (2, 2),
-    ),
-    "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
-}
 
 
 @pytest.mark.parametrize("variant", UNEVEN)
