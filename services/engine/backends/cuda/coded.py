@@ -112,8 +112,8 @@ class CodedLinear(Linear):
 
 
 def encode(linear: Linear, device: torch.device, allocate: Allocate = zeros) -> CodedLinear | None:
-    """The product with its codes on the device, in memory of `allocate`. None if kernels would not give the numbers
-    that these stand for, or not fast: numbers of codebooks would have to be looked up one by one.
+    """The product with its codes on the device, in memory of `allocate`; its bias stays where it is. None if kernels
+    would not give the numbers that codes stand for, or not fast: those of codebooks would be looked up one by one.
 
     The kernel rounds once, and the definition of integers twice. So scales must be short enough that their product with
     a code is exact.
@@ -152,8 +152,7 @@ def encode(linear: Linear, device: torch.device, allocate: Allocate = zeros) -> 
         coding=coding,
     )
     shape = torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
-    bias = None if linear.bias is None else linear.bias.to(device)
-    return CodedLinear(shape, bias, linear.names, codes=codes)
+    return CodedLinear(shape, linear.bias, linear.names, codes=codes)
 
 
 def _kept(words: torch.Tensor, allocate: Allocate) -> torch.Tensor:

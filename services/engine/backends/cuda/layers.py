@@ -344,9 +344,8 @@ class CudaLayers:
         """On the device: with the codes of a quantized weight, where kernels give its numbers, else with numbers."""
         found = encode(linear, self._device, self._allocate) if isinstance(linear.weight, QuantizedWeight) else None
         self.as_stored |= dict.fromkeys(linear.names, found is not None)
-        if found:
-            return found
-        return Linear(self._matrix(linear.numbers), None if linear.bias is None else self._matrix(linear.bias))
+        bias = None if linear.bias is None else self._matrix(linear.bias)
+        return replace(found, bias=bias) if found else Linear(self._matrix(linear.numbers), bias)
 
     def _norm(self, norm: Linear) -> Linear:
         return Linear(norm.numbers.to(self._device, torch.float32), self._numbers(norm.bias))

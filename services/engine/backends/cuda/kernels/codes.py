@@ -56,14 +56,14 @@ def sum_of_codes(
 def _weights(word, unit, scale, offset, N: tl.constexpr, C: tl.constexpr):
     """The weights of tile N of the words, in float32."""
     if C.fused:
-        # At these places what is taken off, START, times a float16 is a float32; so one operation gives the product of
+        # At these places what is taken off, OFF, times a float16 is a float32; so one operation gives the product of
         # scale and code less the middle, rounded once.
-        PLACE: tl.constexpr = 8 + N * C.bits % 8
-        START: tl.constexpr = 2.0 ** (23 - PLACE) + (1 << C.bits - 1)
-        moved = word << 8 if N * C.bits < 8 else word >> (N * C.bits - PLACE)
-        number = ((moved & (((1 << C.bits) - 1) << PLACE)) | (unit - (PLACE << 23))).to(tl.float32, bitcast=True)
+        AT: tl.constexpr = 8 + N * C.bits % 8
+        OFF: tl.constexpr = 2.0 ** (23 - AT) + (1 << C.bits - 1)
+        moved = word << 8 if N * C.bits < 8 else word >> (N * C.bits - AT)
+        number = ((moved & (((1 << C.bits) - 1) << AT)) | (unit - (AT << 23))).to(tl.float32, bitcast=True)
         each = tl.broadcast_to(scale[:, None], word.shape)
-        weights = tl.fma(number, each, tl.broadcast_to((scale * -START)[:, None], word.shape))
+        weights = tl.fma(number, each, tl.broadcast_to((scale * -OFF)[:, None], word.shape))
     elif C.numbers == "integers":
         SHIFT: tl.constexpr = 16 * (N * C.bits // 16)
         PLACE: tl.constexpr = N * C.bits % 16

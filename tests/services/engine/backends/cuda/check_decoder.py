@@ -17,6 +17,7 @@ from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from test_running_ahead import Owner
 
+from services.engine.backends.cuda.coded import CodedLinear
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
 from services.engine.batch.buffers import Allocate
@@ -112,6 +113,23 @@ def test_weights_as_stored_give_the_bits_of_the_widened_ones(
         found.append(([(job.output, job.logprobs) for job in jobs], decoder.memory))
     assert found[0][0] == found[1][0]
     assert found[0][1] < found[1][1]
+
+
+def test_biases_beside_codes_are_rounded_as_others(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("qwen2")
+    found = []
+    for kind in (RandomTensors, Widened):
+        tensors = kind(load_config(folder), torch.float32, CPU)
+        names = [name for name in quantized_names(tensors, "qwen2") if name.endswith("_proj.weight")]
+        tensors.groups = dict.fromkeys(names, GroupFormat(4, 32))
+        setup = replace(make_setup(folder, Partition(), tensors), dtype=torch.bfloat16)
+        found.append([layer.weights.qkv for layer in CudaDecoder(setup).kernels._layers])
+    for coded, widened in zip(*found, strict=True):
+        assert isinstance(coded, CodedLinear)
+        assert coded.bias is not None
+        assert widened.bias is not None
+        assert coded.bias.dtype == widened.bias.dtype
+        assert torch.equal(coded.bias, widened.bias)
 
 
 @pytest.mark.parametrize(("family", "coded"), [("llama", False), ("llama", True), ("gpt_oss", False)])
