@@ -114,6 +114,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
+    if "swiglu_alpha" in changes and not hasattr(AutoConfig.for_model(family), "swiglu_alpha"):
+        pytest.skip("these transformers compute with a constant")
     folder = make_tiny_model(tmp_path, family, with_tokenizer=False, **changes)
     engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1))
     assert engine.figures.numerics.endswith("native")
