@@ -26,6 +26,7 @@ SOURCES = (
     "services/errors.py",
     "services/messages.py",
     "services/requests.py",
+    "services/started.py",
     "services/files.py",
     "services/limits.py",
     "services/progress.py",
