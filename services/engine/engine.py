@@ -147,6 +147,7 @@ class Engine:
         """See `load` and `adopt`."""
         devices.set_threads(settings)
         devices.forbid_shortcuts()
+        devices.keep_kernels(settings.cache_dir)
         device = devices.choose_device(settings)
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)

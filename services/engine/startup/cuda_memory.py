@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import weakref
 from typing import Any
 
@@ -66,10 +67,19 @@ class CudaMemory:
         step = ctypes.c_size_t()
         driver("cuMemGetAllocationGranularity", ctypes.byref(step), ctypes.byref(properties), 0)
         assert STEP % step.value == 0, f"{step.value = }"
-        driver("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), NOTHING)
+        wanted = ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), NOTHING
+        try:
+            driver("cuMemCreate", *wanted)
+        except DriverError:  # torch may keep memory that it does not use, of which the driver knows nothing
+            torch.cuda.empty_cache()
+            driver("cuMemCreate", *wanted)
         try:
             driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, POSIX_DESCRIPTOR, NOTHING)
             return descriptor.value, CudaMapping(handle, size)
+        except DriverError:
+            if descriptor.value >= 0:  # it alone would keep the memory
+                os.close(descriptor.value)
+            raise
         finally:
             driver("cuMemRelease", handle)  # the mapping keeps it
 

@@ -37,5 +37,6 @@ class DeviceMemory(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise an exception if the device has reported an error to this process."""
+        """Wait until the device has done all that it was told. Raises an exception if it has reported an error to this
+        process."""
         ...

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -51,6 +52,13 @@ def forbid_shortcuts() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def keep_kernels(cache_dir: Path) -> None:
+    """Let Triton keep what it compiles in our cache, unless the user has chosen a folder. Its own is in the home
+    folder, which a container may lack, or not keep."""
+    if "TRITON_HOME" not in os.environ:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir / "kernels" / "triton"))
 
 
 def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:

@@ -102,6 +102,7 @@ def load_fast(
     device = devices.choose_device(settings)
     need_kernels(settings, device)
     devices.forbid_shortcuts()
+    devices.keep_kernels(settings.cache_dir)
     spec = spec.for_length(length)
     weights = open_model(spec, source, settings, layout.partition)
     if device.type == "cpu":

@@ -273,6 +273,8 @@ class SharedMemory:
         offset = self._end()
         os.pwrite(self._descriptor, data, offset)
         os.ftruncate(self._descriptor, -(-self._end() // HUGE_PAGE) * HUGE_PAGE)
+        for kind in {chunk.device for chunk in self._table}:
+            self._devices[kind].check()  # it may still copy weights, which are about to be read-only
         digest = self._digest(identity, data)
         header = HEADER.pack(digest, constants, offset, len(data), len(self._chunks))
         os.pwrite(self._descriptor, header, 0)  # last: a memory without it counts as empty

@@ -19,7 +19,7 @@ from rank_processes import FORKS, PATIENCE
 
 from services.engine.batch.buffers import Allocate
 from services.engine.startup import cuda_memory, descriptors, shared_memory
-from services.engine.startup.cuda_memory import DriverError
+from services.engine.startup.cuda_memory import CudaMapping, DriverError
 from services.engine.startup.descriptors import DescriptorServer, receive
 from services.engine.startup.device_memory import DeviceMemory
 from services.engine.startup.shared_memory import CHUNK, SharedMemory
@@ -290,10 +290,35 @@ def test_a_process_that_takes_over_does_not_die_in_the_iteration_of_the_dead_one
     "call", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"]
 )
 def test_a_refused_call_is_an_error_of_the_system(call: str, fake: Fake) -> None:
-    """An engine then has memory of its own."""
+    """An engine then has memory of its own, and no descriptor keeps what was made."""
     fake[0].refused.add(call)
+    memory, before = SharedMemory("build", fake[1]), os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=f"{call}: CUDA error 801"):
-        filled(SharedMemory("build", fake[1]))
+        filled(memory)
+    memory.release()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_what_torch_keeps_and_does_not_use_is_given_back(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver does not ask torch for it."""
+    fake[0].refused.add("cuMemCreate")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake[0].refused.clear())
+    assert filled(SharedMemory("build", fake[1]))
+
+
+def test_the_device_has_done_its_work_before_weights_are_read_only(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before another process may find them."""
+    done: list[str] = []
+    memory = SharedMemory("build", fake[1])
+    monkeypatch.setattr(FakeDevice, "check", lambda self: done.append("finished" if not found(memory) else "too late"))
+    monkeypatch.setattr(CudaMapping, "protect", lambda self: done.append("protected"))
+    filled(memory)
+    assert done == ["finished", "protected"]
+
+
+def found(memory: SharedMemory) -> bool:
+    assert memory._descriptor is not None
+    return any(os.pread(memory._descriptor, shared_memory.HEADER.size, 0))
 
 
 def test_mps_is_refused(fake: Fake) -> None:

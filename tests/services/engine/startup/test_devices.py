@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -104,3 +105,20 @@ def test_a_gpu_gives_more_of_its_memory_to_blocks() -> None:
     assert devices.count_blocks(one, 2**20, 16, 1000, free, torch.device("cpu")) == 250
     given = EngineSettings(kv_memory_fraction=0.5)
     assert devices.count_blocks(given, 2**20, 16, 1000, free, torch.device("cuda")) == 500
+
+
+@pytest.mark.parametrize(
+    ("set", "kept"),
+    [
+        ({}, "/cache/kernels/triton"),
+        ({"TRITON_CACHE_DIR": "/mine"}, "/mine"),
+        ({"TRITON_HOME": "/home"}, None),
+    ],
+)
+def test_triton_keeps_kernels_in_our_cache(
+    set: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have no home folder, or one that is read-only."""
+    monkeypatch.setattr(devices.os, "environ", dict(set))
+    devices.keep_kernels(Path("/cache"))
+    assert devices.os.environ.get("TRITON_CACHE_DIR") == kept

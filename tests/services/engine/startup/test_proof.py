@@ -237,7 +237,7 @@ def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cac
         ("ill", "its trial was ended by SIGILL", True),
         ("killed", "its trial was ended by SIGKILL", False),  # by the kernel, for memory, or by a user
         ("silent", "its trial ended with status 1: no word of it", False),
-        ("raises", "its trial raised ValueError: no word", True),
+        ("raises", "its trial raised ValueError: no word", False),  # a compiler may be absent, or a GPU's memory taken
     ],
 )
 def test_a_process_that_fails_is_a_fault(
