@@ -19,8 +19,8 @@ class HttpRequest:
 
     @property
     def choices(self) -> int:
-        """How many choices its answer has: `n` for each prompt."""
-        prompt = self.body.get("prompt")
+        """How many choices its answer has: `n` for each prompt, or one for each text of which it wants a vector."""
+        prompt = self.body.get("prompt") or self.body.get("input")
         prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
         return prompts * int(self.body.get("n", 1))
 

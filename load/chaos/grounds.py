@@ -19,7 +19,11 @@ from load.chaos.checker import Least
 from load.chaos.faults import FAULTS, Fault, signal_to, stop_for
 from load.chaos.history import Delivery, End, Record, Violation
 from load.chaos.site import Site, keep_history
+from load.chaos.workload import REASONS
 from load.server import OrcaServer, pool_servers, urls_of
+from services.files import user_cache
+from services.models import resolve
+from services.models.info import ModelInfo
 from services.pool.server.pool_server import PoolServer
 from services.pool.shards import shard_of
 
@@ -83,7 +87,8 @@ class History:
 
 
 class Ground(ABC):
-    """Serves within `async with`. `faults`: all that there are, by name; `keys`: API keys of the clients, if any."""
+    """Serves within `async with`. `faults`: all that there are, by name; `keys`: API keys of the clients, if any;
+    `vectors`: the model makes vectors."""
 
     faults: dict[str, Fault]
     site: Site
@@ -91,6 +96,7 @@ class Ground(ABC):
 
     def __init__(self, options: ChaosOptions) -> None:
         self.options, self.data = options, options.folder / "data"
+        self.vectors = ModelInfo.load(resolve(options.model, user_cache())).pooling is not None
 
     async def __aenter__(self) -> Ground:
         self.data.mkdir()
@@ -118,6 +124,7 @@ class Ground(ABC):
     def _serve(self, flags: Sequence[str], port: int = 0) -> OrcaServer:
         options = self.options
         common = ["--model", options.model, "--dtype", "float32", "--gateways", "2"]
+        common += [] if self.vectors else REASONS
         server = OrcaServer(self.data, *common, *flags, *options.serve, port=port, keep_ended=KEEP_ENDED)
         server.__enter__()
         return server

@@ -19,7 +19,7 @@ from load.chaos.grounds import ChaosOptions, Ground, History, Injection
 from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.site import SCHEDULER, NoTarget, Site
 from load.chaos.streams import Outcome, Streams, recovery
-from load.chaos.workload import is_constrained, paper_prompts, poison, requests
+from load.chaos.workload import is_constrained, paper_prompts, poison, requests, vectors
 from load.report import table
 from load.server import until
 from load.trace import HttpRequest
@@ -41,10 +41,12 @@ async def run(ground: Ground) -> bool:
             streams = Streams(session, recorder, PATIENCE, ground.keys)
             kinds = requests(options.length, options.deadly_token, paper_prompts(), constrained=True)
             kinds = [one for one in kinds if one.body["temperature"] > 0 or not options.sampled]
+            if ground.vectors:
+                kinds = vectors(options.deadly_token, paper_prompts())
             draw.shuffle(kinds)
 
             async def send_poison() -> None:
-                await streams.run(poison(options.deadly_token))
+                await streams.run(poison(options.deadly_token, ground.vectors))
 
             ground.site.poison = send_poison
             await streams.learn(kinds)

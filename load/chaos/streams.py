@@ -11,7 +11,8 @@ from itertools import pairwise
 import aiohttp
 
 from load.chaos.history import Recorder
-from load.chaos.workload import difference, error_in
+from load.chaos.vectors import ask
+from load.chaos.workload import VECTORS, difference, error_in
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow
@@ -54,8 +55,8 @@ class Streams:
 
     @property
     def open(self) -> int:
-        """How many streams have begun and not ended."""
-        return sum(bool(o.arrivals) and not o.end for o in self.outcomes)
+        """How many streams have begun and not ended. Vectors arrive at the end, so theirs begin when they are sent."""
+        return sum(bool(o.arrivals or o.request.path == VECTORS) and not o.end for o in self.outcomes)
 
     async def learn(self, requests: list[HttpRequest]) -> None:
         """Run each request once; these are the undisturbed answers. Raises StreamError."""
@@ -88,7 +89,7 @@ class Streams:
             recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
-            resumable = await follow(
+            resumable = await (ask if request.path == VECTORS else follow)(
                 self._session, request.path, request.body, outcome.answer, on_event, on_connect, self._patience, key
             )
             outcome.reconnects = resumable.reconnects

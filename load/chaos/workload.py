@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
 from services.client.sse import Choice, StreamedAnswer
 
 LOGPROB_TOLERANCE = 1e-4  # for transformers' layers in float32, which depend on the batch; the fast path is exact
+VECTORS = "/v1/embeddings"
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 # All values are bounded, so that most documents end by themselves.
@@ -40,18 +42,22 @@ DATE = r"[12][0-9]{3}-(0[1-9]|1[0-2])-[0-3][0-9]"
 COLOURS = ["red", "yellow and a little green", "blue"]
 SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "add_person": PERSON}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+# flags of a server that writes calls in a format with tags, and whose template opens the reasoning if a request asks
+TEMPLATE = Path(__file__).parent / "chat_template.jinja"
+REASONS = ["--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3", "--chat-template", str(TEMPLATE)]
 
 
 def requests(length: int, never: int, prompts: Sequence[int] = (0,), constrained: bool = False) -> list[HttpRequest]:
     """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
     `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`. With `constrained`
-    also documents and tool calls.
+    also documents, tool calls and reasoning with a budget, for a server with the flags `REASONS`.
 
     `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
     so that none is found in the prefix cache.
     """
+    kinds = _free(length) + (_constrained(length) + _reasoning(length) if constrained else [])
     made = []
-    for number, request in enumerate([*_free(length), *(_constrained(length) if constrained else ())]):
+    for number, request in enumerate(kinds):
         body = request.body | {"logit_bias": {str(never): -100}}
         made.append(replace(request, body=_longer(body, number, prompts[number % len(prompts)])))
     return made
@@ -62,8 +68,20 @@ def paper_prompts() -> list[int]:
     return [len(request.prompt) for request in paper(16)]
 
 
-def poison(token: int) -> HttpRequest:
+def vectors(never: int, prompts: Sequence[int]) -> list[HttpRequest]:
+    """Requests to a model that makes vectors: one text, some, and many, which take several iterations; also token ids,
+    none of which is `never`."""
+    texts = [f"Part {number + 1}: {text_of(max(1, tokens))}" for number, tokens in enumerate(prompts)]
+    ids = [[token for token in range(first, first + 40) if token != never] for first in range(200, 1400, 40)]
+    inputs = {"one text": texts[:1], "some texts": texts[1:], "many texts": texts * 8, "token ids": ids}
+    common = {"encoding_format": "base64", "truncate_prompt_tokens": -1}
+    return [HttpRequest(VECTORS, common | {"input": input}, name) for name, input in inputs.items()]
+
+
+def poison(token: int, for_vectors: bool = False) -> HttpRequest:
     """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
+    if for_vectors:
+        return HttpRequest(VECTORS, {"input": [[10, token, 11]]}, "poison")
     return HttpRequest("/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4}, "poison")
 
 
@@ -118,6 +136,18 @@ def _constrained(length: int) -> list[HttpRequest]:
     ]
 
 
+def _reasoning(length: int) -> list[HttpRequest]:
+    """Requests whose reasoning ends at its budget, before the end of the answer."""
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": length // 2}
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 2 * length, "ignore_eos": True}
+    seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 4 * length}
+    return [
+        _chat("reasoning", 2, greedy | thinking),
+        _chat("reasoning, seeded, two choices", 3, greedy | seeded | thinking | {"n": 2}),
+        _chat("reasoning and tools", 4, seeded | thinking | {"tools": TOOLS, "tool_choice": "required"}),
+    ]
+
+
 def _completion(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
     return HttpRequest("/v1/completions", COMMON | {"prompt": BEGINNINGS[text]} | fields, name)
 
@@ -141,7 +171,7 @@ def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
 
 
 def _difference(expected: Choice, got: Choice) -> str:
-    for name in ("token_ids", "text", "finish_reason"):
+    for name in ("token_ids", "reasoning", "text", "finish_reason"):
         if getattr(expected, name) != getattr(got, name):
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
     calls, due = ([(call.name, call.arguments) for call in one.calls] for one in (got, expected))  # ids are new ones
@@ -161,7 +191,10 @@ def is_constrained(request: HttpRequest) -> bool:
 
 
 def error_in(request: HttpRequest, answer: StreamedAnswer) -> str:
-    """Why a choice that the model ended itself violates the request's constraint; empty if none does."""
+    """Why a choice that the model ended itself violates the request's constraint, or a choice has no reasoning though
+    the request asks for it; empty if none does."""
+    if "thinking_token_budget" in request.body and not all(one.reasoning for one in answer.choices.values()):
+        return "no reasoning"
     if not is_constrained(request):
         return ""
     ended = [choice for choice in answer.choices.values() if choice.finish_reason not in (None, "length")]

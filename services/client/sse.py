@@ -88,6 +88,7 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)  # of the sampled tokens
     finish_reason: str | None = None
     calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -163,7 +164,9 @@ class StreamedAnswer:
         choice = self.choices.setdefault(part["index"], Choice())
         delta = part.get("delta", {})
         text = (delta.get("content") if "delta" in part else part["text"]) or ""
-        choice.text += text
+        # it has one of these names, by server
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        choice.text, choice.reasoning = choice.text + text, choice.reasoning + reasoning
         pieces = delta.get("tool_calls") or ()
         for piece in pieces:
             _extend_call(choice.calls, piece)
@@ -173,8 +176,7 @@ class StreamedAnswer:
             if choice.finish_reason:
                 raise StreamError(f"choice {part['index']} ended twice")
             choice.finish_reason = reason
-        # reasoning has one of these names, by server
-        return bool(text or pieces or delta.get("reasoning_content") or delta.get("reasoning"))
+        return bool(text or pieces or reasoning)
 
     def _check_repetition(self) -> None:
         for index, before in self._before.items():

@@ -20,6 +20,7 @@ from services.models import resolve
 from tests.clients import outcome, report
 from tests.clients.catalogue import Client, chosen
 from tests.clients.environments import Environments, NotInstalled
+from tests.clients.served import DEFAULT, Served
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -30,11 +31,17 @@ def main() -> int:
         clients = chosen(options.names)
     except ValueError as error:
         sys.exit(str(error))
-    with contextlib.ExitStack() as stack:
-        url = options.url or stack.enter_context(start_server(stack)).url
-        environment = environment_of(url, options.model)
-        environments = Environments(options.folder)
-        outcomes = [_run(client, environments, environment, options.folder) for client in clients]
+    environments, done = Environments(options.folder), dict[tuple[Client, Served], outcome.Outcome]()
+    for served in dict.fromkeys(one for client in clients for one in client.served):
+        if options.url and served != DEFAULT:
+            continue
+        with contextlib.ExitStack() as stack:
+            url = options.url or stack.enter_context(start_server(stack, *served.flags(options.folder))).url
+            environment = environment_of(url, options.model) | {"ORCA_REASONS": served.reasons}
+            for client in clients:
+                if served in client.served:
+                    done[client, served] = _run(client, environments, environment, options.folder)
+    outcomes = [outcome.together(client, done) for client in clients if (client, client.served[0]) in done]
     table = report.markdown(outcomes)
     print("\n" + table)
     if options.markdown:
@@ -45,7 +52,10 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.clients", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="clients whose name begins so; all without")
-    parser.add_argument("--url", help="a server that runs already, in float32 (default: start one)")
+    parser.add_argument(
+        "--url",
+        help="a server that runs already, in float32, for the clients of the default model (default: start one)",
+    )
     parser.add_argument("--model", default="default", help="the model that it serves (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="for the clients' environments and logs")
     parser.add_argument("--markdown", type=Path, help="a document whose rows of these clients are replaced")
@@ -53,9 +63,9 @@ def _options() -> argparse.Namespace:
 
 
 def start_server(stack: contextlib.ExitStack, *flags: str) -> OrcaServer:
-    """The default model in float32, ended with the stack."""
+    """The default model, unless flags name another, in float32; ended with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    print("starting the server", flush=True)
+    print("starting the server", *flags, flush=True)
     return OrcaServer(folder, "--dtype", "float32", "--gateways", "1", *flags)
 
 

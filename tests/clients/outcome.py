@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.clients.catalogue import Client
+from tests.clients.served import Served
 
 DECODER = json.JSONDecoder()
 
@@ -75,6 +76,19 @@ def run(
     if problem or not steps:
         steps.append(Step("the script", False, problem or "said nothing"))
         tell(steps[-1])
+    return Outcome(client, steps)
+
+
+def together(client: Client, done: Mapping[tuple[Client, Served], Outcome]) -> Outcome:
+    """What a client did on all its servers: the steps of the only one, or one step for each."""
+    found = {served: done[client, served] for served in client.served}
+    first = found[client.served[0]]
+    if len(found) == 1 or first.missing:
+        return first
+    steps = []
+    for served, one in found.items():
+        failed = "; ".join(f"{step.name}: {step.detail}" for step in one.failures)
+        steps.append(Step(served.name, not one.failures, failed or f"{len(one.steps)} steps"))
     return Outcome(client, steps)
 
 

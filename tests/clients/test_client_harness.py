@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.clients import outcome, report
 from tests.clients.__main__ import SCRIPTS, replaced
 from tests.clients.catalogue import CLIENTS, Client, chosen
+from tests.clients.served import DEFAULT, FORMATS
 
 CLIENT = Client("some client", "some.py", ("some-client[extra]==1.2.3",), timeout=20)
 BEGIN = """
@@ -75,6 +77,20 @@ def test_a_script_that_says_nothing_is_a_failure(tmp_path: Path) -> None:
     assert run(tmp_path, "").failures == [outcome.Step("the script", False, "said nothing")]
 
 
+def test_each_of_several_servers_is_a_step(tmp_path: Path) -> None:
+    several = replace(CLIENT, served=FORMATS[:2])
+    good, bad = [outcome.Step("chat", True), outcome.Step("stream", True)], [outcome.Step("chat", False, "no call")]
+    done = {
+        (several, served): outcome.Outcome(several, steps)
+        for served, steps in zip(FORMATS[:2], (good, bad), strict=True)
+    }
+    first, second = FORMATS[:2]
+    expected = [outcome.Step(first.name, True, "2 steps"), outcome.Step(second.name, False, "chat: no call")]
+    assert outcome.together(several, done).steps == expected
+    alone = outcome.Outcome(CLIENT, good)
+    assert outcome.together(CLIENT, {(CLIENT, DEFAULT): alone}) is alone
+
+
 def test_a_client_that_is_not_there_is_no_failure() -> None:
     missing = outcome.Outcome(CLIENT, missing="no such\nversion")
     assert not missing.failures
@@ -114,6 +130,9 @@ def test_clients_are_chosen_by_the_beginning_of_a_name() -> None:
         "Vercel ai, structured output and tools",
         "litellm SDK",
         "litellm proxy",
+        "Vercel ai, vectors",
+        "litellm SDK, vectors",
+        "Vercel ai, formats of calls",
     ]
     assert chosen([]) == list(CLIENTS)
     with pytest.raises(ValueError, match="no client 'nobody'; there are: openai"):

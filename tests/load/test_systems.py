@@ -44,6 +44,7 @@ def test_the_papers_trace() -> None:
 def test_the_choices_of_an_http_request() -> None:
     bodies = [{"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"], "n": 3}, {"prompt": [[1], [2]]}, {"n": 2}]
     assert [HttpRequest("/", body).choices for body in bodies] == [1, 1, 6, 2, 2]
+    assert [HttpRequest("/", {"input": input}).choices for input in ("a", ["a", "b"], [[1], [2], [3]])] == [1, 2, 3]
 
 
 def test_a_request_arrives_when_it_is_due_and_its_tokens_are_timed() -> None:

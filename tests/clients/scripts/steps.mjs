@@ -3,6 +3,9 @@ export const url = process.env.ORCA_URL;
 export const baseURL = `${url}/v1`;
 export const apiKey = "none";
 export const model = process.env.ORCA_MODEL;
+// whether answers have reasoning: "no", "may" or "must"; a budget ends it, since a model of another family does not
+export const reasons = process.env.ORCA_REASONS ?? "no";
+export const budget = reasons === "no" ? {} : { thinking_token_budget: 12 };
 export const question = "What is the capital of France?";
 
 /** Runs the function. It passes unless it throws; what it returns is the detail. */

@@ -24,6 +24,9 @@ API_KEY = "none"
 MODEL = os.environ["ORCA_MODEL"]
 MODEL_FOLDER = os.environ["ORCA_MODEL_FOLDER"]
 SCRATCH = Path(os.environ["ORCA_SCRATCH"])
+# whether answers have reasoning: "no", "may" or "must"; a budget ends it, since a model of another family does not
+REASONS = os.environ.get("ORCA_REASONS", "no")
+BUDGET = {} if REASONS == "no" else {"thinking_token_budget": 12}
 BIN = Path(sys.executable).parent
 
 QUESTION = "What is the capital of France?"

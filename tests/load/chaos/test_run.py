@@ -15,11 +15,12 @@ from load.chaos import __main__ as command
 from load.chaos.checker import Least, check
 from load.chaos.faults import FAULTS, Fault, plan
 from load.chaos.grounds import ChaosOptions, Injection, OwnPool, Shards, shards_of
-from load.chaos.history import Delivery, Done, End, Submit, Violation
+from load.chaos.history import Delivery, Done, End, Recorder, Submit, Violation, read
 from load.chaos.run import inject, inject_faults, print_results, run
 from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Recovery, Streams, recovery
-from load.chaos.workload import difference, error_in, is_constrained, poison, requests
+from load.chaos.vectors import as_events
+from load.chaos.workload import difference, error_in, is_constrained, poison, requests, vectors
 from load.trace import HttpRequest
 from services.client.sse import Call, Choice, StreamedAnswer
 
@@ -127,6 +128,7 @@ def answer() -> StreamedAnswer:
         ({"token_ids": [3]}, "token_ids"),
         ({"finish_reason": "stop"}, "finish_reason"),
         ({"calls": [Call("a", "f", "{}")]}, "calls"),
+        ({"reasoning": "c"}, "reasoning 'c', expected ''"),
         ({"logprobs": []}, "0 log probabilities, expected 1"),
         ({"logprobs": [-1.1]}, "a log probability differs by"),
     ],
@@ -151,6 +153,35 @@ def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     assert len({text[:7] for text in firsts}) == len(made), "no prompt is in the prefix cache"
     assert all(len(short) < 250 < 700 < len(long) for short, long in zip(firsts[::2], firsts[1::2], strict=False))
+
+
+def test_vectors_are_recorded_as_a_token_and_an_end_of_each_text(tmp_path: Path) -> None:
+    made = {"id": "embd-1", "data": [{"index": 1, "embedding": "AACAPw=="}, {"index": 0, "embedding": "AAAAAA=="}]}
+    got = StreamedAnswer()
+    with Recorder(tmp_path / "clients.jsonl", lambda: 5.0) as recorder:
+        for event in as_events(made | {"usage": {"prompt_tokens": 4, "completion_tokens": 0}}):
+            got.feed(event)
+            recorder.event(3, event)
+    got.check()
+    assert [(choice.text, choice.token_ids) for choice in got.choices.values()] == [
+        ("AAAAAA==", [0]),
+        ("AACAPw==", [0]),
+    ]
+    expected = [(Delivery(3, 5.0, "embd-1", n, 0, 0), End(3, 5.0, "embd-1", n, 1, "stop")) for n in (0, 1)]
+    assert list(read(tmp_path / "clients.jsonl")) == [record for pair in expected for record in pair]
+
+
+def test_requests_for_vectors_have_texts_and_ids_but_never_the_deadly_token() -> None:
+    made = vectors(500, [30, 40, 50])
+    assert [request.choices for request in made] == [1, 2, 24, 30]
+    assert all(500 not in ids for ids in made[-1].body["input"])
+    assert poison(500, for_vectors=True).body["input"] == [[10, 500, 11]]
+
+
+def test_a_request_with_a_budget_needs_reasoning() -> None:
+    asked = next(request for request in requests(10, 9, constrained=True) if request.name == "reasoning")
+    assert error_in(asked, StreamedAnswer({0: Choice("a", finish_reason="length")})) == "no reasoning"
+    assert not error_in(asked, StreamedAnswer({0: Choice("a", finish_reason="length", reasoning="b")}))
 
 
 CONSTRAINED = {request.name: request for request in requests(10, 9, constrained=True) if is_constrained(request)}
