@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 LEAST = 9  # compute capability
 SHARED = 227 << 10  # bytes of shared memory that a program may have on the GPUs for which numbers of stages are chosen
@@ -34,7 +35,7 @@ def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may have."""
     if device.type != "cuda":
         return SHARED
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def stages(wanted: int, device: torch.device) -> int:
