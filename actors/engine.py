@@ -230,6 +230,8 @@ class EngineActor:
         if self._warm_up is None:
             self._warm_up = WarmUp(self._engine, self._settings.deadly_token)
         warmth = self._warm_up(epoch)
+        if self._memory:
+            self._memory.rest()  # nothing runs, though an owner that has gone may not have asked for a result
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
         describe(epoch=epoch)
@@ -301,14 +303,15 @@ class EngineActor:
         prepared, self._prepared = self._prepared, None
         if is_marked(self._other_mark):  # it may write when it goes on
             log.warning("the other process does not answer, and is killed")
-        if not _left_by(self._memory, self._other_mark):
+        if _left_by(self._memory, self._other_mark):
+            self._memory.rest()  # its last iteration, which may have been under way, has ended
+        else:
             self._memory.release()
             if prepared:
                 prepared = None
                 _free_unused()
         if prepared:
             engine, self._warm_up = prepared
-            self._memory.rest()
             engine.recall()
             return engine
         self._check_weights()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -53,7 +54,7 @@ class Products:
 
     def __init__(self) -> None:
         self._library: dict[Shape, tuple[int, ...]] = {}  # numbers of rows
-        self._refused: dict[Shape, frozenset[Tile]] = {}
+        self._steps: dict[Shape, list[Step]] = {}  # with the tiles that are used
 
     def __call__(
         self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
@@ -101,25 +102,16 @@ class Products:
         return _hash(self._settle_tiles(shape_of(linear, x.dtype, dtype), len(x), way))
 
     def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
-        """Refuse the tiles that change what `way` computes of so many rows. Returns that of the `most` rows."""
+        """Keep for each number of rows the first tile, of its own and those for fewer rows, that does not change what
+        `way` computes of so many rows. Returns that of the `most` rows."""
         expected = way(most, shape.anchor)
-        refused = set()
+        kept: list[Step] = []
         for step in shape.steps:
-            for rows in {step.least, min(step.most, most)}:
-                if step.tile in refused:
-                    continue
-                try:
-                    found = way(rows, step.tile)
-                except OutOfResources as error:
-                    refused.add(step.tile)
-                    log.info("product %s: %s does not fit this GPU, not used: %s", shape, step.tile, error)
-                    continue
-                if not torch.equal(found, expected[:rows]):
-                    refused.add(step.tile)
-                    log.warning(
-                        "product %s: %s differs from %s at %d rows, not used", shape, step.tile, shape.anchor, rows
-                    )
-        self._refused[shape] = frozenset(refused)
+            counts = step.least, min(step.most, most)
+            tiles = (step.tile, *(earlier.tile for earlier in reversed(kept)))
+            same = (tile for tile in tiles if _keeps(shape, tile, counts, way, expected))
+            kept.append(replace(step, tile=next(same, shape.anchor)))
+        self._steps[shape] = kept
         return expected
 
     def load(self, linear: Linear, operands: torch.dtype, dtype: torch.dtype) -> None:
@@ -152,8 +144,23 @@ class Products:
         return True
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        tile = next(step.tile for step in shape.steps if rows <= step.most)
-        return shape.anchor if tile in self._refused.get(shape, ()) else tile
+        return next(step.tile for step in self._steps.get(shape, shape.steps) if rows <= step.most)
+
+
+def _keeps(
+    shape: Shape, tile: Tile, counts: Iterable[int], way: Callable[[int, Tile], torch.Tensor], expected: torch.Tensor
+) -> bool:
+    """Whether `way` computes what is expected with this tile, of each of these numbers of rows."""
+    for rows in counts:
+        try:
+            found = way(rows, tile)
+        except OutOfResources as error:
+            log.info("product %s: %s does not fit this GPU, not used: %s", shape, tile, error)
+            return False
+        if not torch.equal(found, expected[:rows]):
+            log.warning("product %s: %s differs from %s at %d rows, not used", shape, tile, shape.anchor, rows)
+            return False
+    return True
 
 
 def library_product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:

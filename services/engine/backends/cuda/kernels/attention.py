@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.kernels.launch import early, wait
+from services.engine.backends.cuda.kernels.launch import early, stages, wait
 from services.engine.backends.cuda.plan import FIELDS, Tiles
 from services.engine.batch.kv_cache import scale_numbers
 from services.engine.spec import AttentionSpec
@@ -107,7 +107,7 @@ def attend(
         FIELDS=FIELDS,
         LOG2_E=LOG2_E,
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=stages(tiles.stages, qkv.device),
         maxnreg=registers if registers < MOST_REGISTERS else None,
         **early(qkv.device),
     )

@@ -16,7 +16,7 @@ import triton.language as tl
 from services.engine.backends.cuda.coded import CodedLinear
 from services.engine.backends.cuda.kernels.codes import sum_of_codes
 from services.engine.backends.cuda.kernels.experts import Routes
-from services.engine.backends.cuda.kernels.launch import early, wait
+from services.engine.backends.cuda.kernels.launch import early, stages, wait
 from services.engine.families.decoder_weights import Linear
 
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
@@ -121,6 +121,7 @@ def multiply(
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     assert out.dtype == dtype, out.dtype
     codes = linear.codes if isinstance(linear, CodedLinear) else None
+    looks_up = codes is not None and codes.coding.scales == "table"
     assert tile.swapped or not codes, tile
     if rows:
         _multiply[(tiles * triton.cdiv(outputs, tile.outputs),)](
@@ -146,7 +147,7 @@ def multiply(
             GROUP=GROUP,
             CODING=codes and codes.coding,
             num_warps=tile.warps,
-            num_stages=tile.stages + (LOOKED_UP if codes and codes.coding.scales == "table" else 0),
+            num_stages=stages(tile.stages, x.device) + (LOOKED_UP if looks_up else 0),
             **early(x.device),
         )
     return out
