@@ -140,7 +140,7 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
 def judged(result: dict[str, Any], settings: EngineSettings) -> Verdict:
     """The verdict on what a trial has found: the `difference` of logits, or an `error`."""
     if "error" in result:
-        return Verdict(f"its trial raised {result['error']}", lasting="OutOfMemory" not in result["error"])
+        return Verdict(f"its trial raised {result['error']}", lasting=not devices.SHORT.search(result["error"]))
     bound = bound_of(settings, devices.choose_dtype(settings, devices.choose_device(settings)))
     if not result["difference"] <= bound:  # also if it is NaN
         return Verdict(f"its logits are {result['difference']:.2g} from those of transformers' layers, over {bound:g}")
