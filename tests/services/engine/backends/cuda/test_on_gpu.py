@@ -193,10 +193,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     device = torch.device("cuda")
     total = torch.cuda.mem_get_info(device)[1]
     devices.free_unused()
-    torch.cuda.set_per_process_memory_fraction(ROOM / total, device)
+    torch.cuda.set_per_process_memory_fraction(ROOM / total)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (ROOM - torch.cuda.memory_reserved(device), ROOM))
     yield device
-    torch.cuda.set_per_process_memory_fraction(1.0, device)
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
