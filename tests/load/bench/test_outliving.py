@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from load.bench import outliving
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_memory_outlives_its_maker(device: str) -> None:
     found = outliving.outlives(device)
     assert len(found) == 5
