@@ -7,7 +7,6 @@ import torch
 
 from load.bench import outliving
 
-
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
