@@ -229,7 +229,8 @@ class EngineActor:
             self._connect_ranks(epoch, meeting)
         if self._warm_up is None:
             self._warm_up = WarmUp(self._engine, self._settings.deadly_token)
-        warmth = self._warm_up(epoch)
+        with self._noting():  # of an owner that has gone, iterations may run
+            warmth = self._warm_up(epoch)
         if self._memory:
             self._memory.rest()  # nothing runs, though an owner that has gone may not have asked for a result
         figures: EngineFigures = self._engine.figures

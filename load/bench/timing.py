@@ -101,8 +101,9 @@ class Mark:
             self._event.record()
 
     def seconds_since(self, earlier: Mark) -> float:
-        """The device must have reached both."""
+        """Waits until the device has reached both."""
         if self._event and earlier._event:
+            self._event.synchronize()  # a result comes before the mark behind it
             return float(earlier._event.elapsed_time(self._event)) / 1e3
         return self._at - earlier._at
 

@@ -156,24 +156,22 @@ class Engine:
         layout = Layout(settings.tp, settings.pp, rank)
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
         make = partial(_make_cache, settings, info, length)
-        if memory and loading.runs_on_fast_path(folder, settings):
-            identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            identity = f"{identity} {pooling!r} {torch.get_num_threads()} threads {devices.serial(device)}"
-            contents = _found(memory, identity)
-            if not contents and not adopts_only:
-                contents = _share(memory, identity, load, make, device)
-        else:
+        with devices.fitting(device):  # all of it, so that what this process takes is never counted as others'
             contents = None
-        if not contents and adopts_only:
-            return None
-        if contents:
-            decoder, cache = contents
-            pages = BlockPages([*cache.keys, *cache.values]) if device.type == "cpu" else None
-        else:
-            with devices.fitting(device):
+            if memory and loading.runs_on_fast_path(folder, settings):
+                identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
+                identity = f"{identity} {pooling!r} {torch.get_num_threads()} threads {devices.serial(device)}"
+                contents = _found(memory, identity)
+                if not contents and not adopts_only:
+                    contents = _share(memory, identity, load, make, device)
+            if contents:
+                decoder, cache = contents
+                pages = BlockPages([*cache.keys, *cache.values]) if device.type == "cpu" else None
+            elif adopts_only:
+                return None
+            else:
                 decoder = load(zeros)
                 cache, pages = make(decoder, zeros), None
-        with devices.fitting(device):
             decoder.bind(cache)
         if device.type == "cuda":
             devices.free_unused()  # what only loading needed
@@ -395,8 +393,7 @@ def _share(
 
     if device.type == "cuda" or huge_pages.available():
         try:
-            with devices.fitting(device):
-                return memory.fill(identity, load, beside_a_spare)
+            return memory.fill(identity, load, beside_a_spare)
         except OSError as error:
             log.warning("weights and KV cache are not in shared memory, so they end with this process: %s", error)
     memory.release()

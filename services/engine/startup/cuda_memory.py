@@ -116,8 +116,9 @@ class CudaMapping:
         self._allow(READ_WRITE)
 
     def protect(self) -> None:
-        """See Mapping."""
+        """See Mapping. What writes to the memory may still run."""
         try:
+            _driver()("cuCtxSynchronize")
             self._allow(READ_ONLY)
         except DriverError as error:
             log.warning("this driver does not protect weights from a process that runs wild: %s", error)

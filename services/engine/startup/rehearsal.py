@@ -16,6 +16,7 @@ from services.engine.parallel.decoder import RankDecoder
 from services.engine.sampling import batched_sampler
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.settings import MOST_REQUESTS, MOST_ROWS, MOST_TOKENS
+from services.engine.startup.devices import free_unused
 from services.messages import LargestIteration
 from services.models.pooling import Pooling
 from services.requests import SamplingParams
@@ -36,9 +37,10 @@ def rehearse(
     cache, in whose first block all keys and values are written. Ranks compute their own part without the others.
     """
     batch = largest_batch(length, vocab, block_size, pooling)
-    on_gpu = device.type == "cuda"
-    before = torch.cuda.memory_reserved(device) if on_gpu else 0
+    on_gpu, before = device.type == "cuda", 0
     if on_gpu:
+        free_unused()  # else what the allocator has left would be taken first, and not counted
+        before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode():
         if isinstance(decoder, RankDecoder) and decoder.is_rank:

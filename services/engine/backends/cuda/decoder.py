@@ -67,8 +67,7 @@ class CudaDecoder(RankDecoder):
             self._settle_attention()
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
-            most_items = [PARTIAL_SPLITS] * len(self.planners)
-            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, most_items, self._device)
+            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, self.planners, self._device)
 
     def _settle_attention(self) -> list[bytes]:
         return [settle_attention(*both) for both in zip(self._attention, self.planners, strict=True)]
@@ -123,11 +122,12 @@ class Graphs:
     """
 
     def __init__(
-        self, run: Run, vocab: int, longest_table: int, most_items: Sequence[int], device: torch.device
+        self, run: Run, vocab: int, longest_table: int, planners: Sequence[Planner], device: torch.device
     ) -> None:
-        """An iteration has at most `most_items` more items of work than requests, of each kind of attention."""
+        """`planners`: of each kind of attention."""
         self._layouts = [
-            InputLayout(size, size, tuple(size + most for most in most_items), size * longest_table) for size in SIZES
+            InputLayout(size, size, tuple(one.most_items(size) for one in planners), size * longest_table)
+            for size in SIZES
         ]
         room = buffers.pack(self._layouts[-1].empty(), pinned=False)
         self._packed = room.to(device)

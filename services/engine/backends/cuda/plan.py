@@ -65,6 +65,12 @@ class Planner:
         """Plan no narrow tiles, because their bits are other ones here."""
         self.increments = self.tiles
 
+    def most_items(self, requests: int) -> int:
+        """How many items of work increments of so many requests have at most: those of whole tiles, and of parted ones,
+        of which each request's have as many rows of partial sums as there are queries."""
+        queries = self.attention.queries_per_kv
+        return -(-queries // self.increments.rows) * (requests + self._partial_rows // queries)
+
     def __call__(self, batch: FlatBatch) -> tuple[Numbers, Tiles]:
         """The items of work, see `plan`, and their tiles: narrow ones if every request's rows fit into one."""
         most = int(np.diff(batch.starts).max()) * self.attention.queries_per_kv

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ PROGRAM = "services.engine.startup.proof"
 PATIENCE = 600.0  # seconds, which include compiling a GPU's kernels
 # signals that others send: they say nothing about the kernels
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+# what a trial may raise that the next start may not: the memory or a folder is taken, Triton finds no compiler
+PASSING = re.compile(f"{devices.SHORT.pattern}|C compiler|Read-only file system|Permission denied|No space left")
 SUFFIXES = frozenset({".py", ".h", ".cpp"})
 ENGINE = Path(__file__).parents[2]
 
@@ -140,8 +143,7 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
 def judged(result: dict[str, Any], settings: EngineSettings) -> Verdict:
     """The verdict on what a trial has found: the `difference` of logits, or an `error`."""
     if "error" in result:
-        # a GPU's memory may be taken, or the compiler of its kernels absent: the next start sees whether it still is
-        return Verdict(f"its trial raised {result['error']}", lasting=False)
+        return Verdict(f"its trial raised {result['error']}", lasting=not PASSING.search(result["error"]))
     bound = bound_of(settings, devices.choose_dtype(settings, devices.choose_device(settings)))
     if not result["difference"] <= bound:  # also if it is NaN
         return Verdict(f"its logits are {result['difference']:.2g} from those of transformers' layers, over {bound:g}")

@@ -235,6 +235,14 @@ def test_an_end_that_does_not_come_is_not_waited_for(fake: Fake, monkeypatch: py
     assert kept
 
 
+def test_weights_are_protected_when_all_that_writes_them_has_ended(fake: Fake) -> None:
+    driver = fake[0]
+    kept = filled(SharedMemory("build", fake[1]))
+    protecting = len(driver.calls) - 1 - driver.calls[::-1].index("cuMemSetAccess")
+    assert "cuCtxSynchronize" in driver.calls[protecting - 3 : protecting]
+    assert kept
+
+
 # --- faults of the device ------------------------------------------------------------------------------------------
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings, choose_block_size
-from services.engine.startup import devices
+from services.engine.startup import devices, loading
+from services.engine.startup.shared_memory import SharedMemory
 from services.errors import SettingsError
 
 INTEL, AMD = "vendor_id\t: GenuineIntel\n", "vendor_id\t: AuthenticAMD\n"
@@ -122,3 +127,28 @@ def test_triton_keeps_kernels_in_our_cache(
     monkeypatch.setattr(devices.os, "environ", dict(set))
     devices.keep_kernels(Path("/cache"))
     assert devices.os.environ.get("TRITON_CACHE_DIR") == kept
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_model_takes_is_not_said_to_be_others(
+    shared: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's memory is looked at before the weights are there, and may be short until the graphs are."""
+    done: list[str] = []
+
+    @contextmanager
+    def fitting(device: torch.device) -> Iterator[None]:
+        done.append("looked")
+        yield
+        done.append("fits")
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: (done.append(name), call(*given, **named))[1]
+
+    monkeypatch.setattr(devices, "fitting", fitting)
+    monkeypatch.setattr(loading, "load_decoder", noted("weights", loading.load_decoder))
+    monkeypatch.setattr(CpuDecoder, "bind", noted("bound", CpuDecoder.bind))
+    settings = EngineSettings("cpu", "float32", kv_blocks=3, threads=1)
+    memory = SharedMemory() if shared else None
+    assert Engine.load(tiny_model("llama"), settings, memory=memory)
+    assert done == ["looked", "weights", "bound", "fits"]

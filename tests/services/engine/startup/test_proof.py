@@ -26,7 +26,7 @@ from services.engine.startup import loading
 from services.engine.startup.proof import verdict
 from services.engine.startup.proof.__main__ import result_of
 from services.engine.startup.proof.trial import trial
-from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial
+from services.engine.startup.proof.verdict import bound_of, judged, proven, read_settings, run_trial
 from services.errors import SettingsError
 from services.files import user_cache
 
@@ -237,7 +237,7 @@ def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cac
         ("ill", "its trial was ended by SIGILL", True),
         ("killed", "its trial was ended by SIGKILL", False),  # by the kernel, for memory, or by a user
         ("silent", "its trial ended with status 1: no word of it", False),
-        ("raises", "its trial raised ValueError: no word", False),  # a compiler may be absent, or a GPU's memory taken
+        ("raises", "its trial raised ValueError: no word", True),
     ],
 )
 def test_a_process_that_fails_is_a_fault(
@@ -246,6 +246,22 @@ def test_a_process_that_fails_is_a_fault(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     found = run_trial(tmp_path / f"{how}-model", SETTINGS, "broken_trial")
     assert (found.fault, found.lasting) == (fault, lasting)
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("AcceleratorError: CUDA error: out of memory", False),  # of the context
+        ("RuntimeError: Triton Error [CUDA]: out of memory", False),  # of a kernel
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", False),
+        ("OSError: [Errno 30] Read-only file system: '/root/.triton'", False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", True),
+    ],
+)
+def test_what_the_machine_lacks_for_now_says_nothing_about_kernels(error: str, lasting: bool) -> None:
+    assert judged({"error": error}, SETTINGS).lasting == lasting
 
 
 def test_what_a_trial_raises_is_its_result(tmp_path: Path) -> None:

@@ -53,3 +53,19 @@ def test_it_runs(fast_path: bool, tiny_model: Callable[[str], Path], monkeypatch
     assert rehearse(engine.decoder, 4, 200, 200, None, CPU) == 0
     assert engine._cache.keys[0][0].any()
     assert not engine._cache.keys[0][1:].any()
+
+
+def test_what_the_allocator_has_left_is_no_part_of_what_it_takes(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU, whose allocator is faked: it takes 100 bytes, and finds 40 of them."""
+    for name, number in (("MOST_REQUESTS", 2), ("MOST_ROWS", 3), ("MOST_TOKENS", 10)):
+        monkeypatch.setattr(rehearsal, name, number)
+    held = {"used": 60, "left": 40}
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: sum(held.values()))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.update(left=0))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: held["used"] + max(held["left"], 100))
+    engine = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", block_size=4, kv_blocks=3, threads=1))
+    needed = rehearse(engine.decoder, 4, 30, 200, None, torch.device("cuda"))
+    assert needed == 100

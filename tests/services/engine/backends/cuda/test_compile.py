@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ class Compiled:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The kernels that a test's launches compile."""
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The kernels that a test's launches compile. Those that are launched early touch no memory before they wait."""
     made: list[Any] = []
     monkeypatch.setattr(driver, "_active", Hopper())
     monkeypatch.setattr(launch, "_launches_early", lambda device: Hopper.capability >= 10 * launch.LEAST)
@@ -95,7 +95,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kernel = getattr(module, name)
         kernel.device_caches.clear()  # of kernels for another capability
         monkeypatch.setattr(module, name, Compiled(kernel, made))
-    return made
+    yield made
+    for kernel in made:
+        before, waits, _ = kernel.asm["ptx"].partition("griddepcontrol.wait")
+        assert bool(waits) == kernel.metadata.launch_pdl, kernel.metadata.name
+        # no way around it, either
+        assert not waits or not re.search(r"\.global\.|cp\.async|\b(?:bra|ret)\b", before), kernel.metadata.name
 
 
 def usage(kernel: Any, tmp_path: Path) -> dict[str, int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from services.engine.backends.cuda.layers import PARTIAL_SPLITS
-from services.engine.backends.cuda.plan import Tiles, plan
+from services.engine.backends.cuda.plan import Planner, Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, Numbers, pack_batch
 from services.engine.batch.request_state import RequestState
 from services.engine.spec import AttentionSpec
@@ -44,6 +44,32 @@ def lengths_of(items: Numbers, group: int, rows: int, window: int = 0) -> Number
     begin = np.maximum(items[:, 5] * SPLIT, seen // TILES.keys * TILES.keys)
     lengths: Numbers = np.minimum(items[:, 6] * SPLIT, end) - begin
     return lengths
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    contexts=st.lists(st.sampled_from([0, 255, 4096, 32_000, 131_000]), min_size=1, max_size=256),
+    kv_heads=st.sampled_from([1, 8]),
+    group=st.sampled_from([1, 4, 16, 17, 48, 71]),
+    tiles=st.sampled_from([TILES, Tiles(rows=64, keys=64, split=256)]),
+    splits=st.sampled_from([PARTIAL_SPLITS, 7]),
+)
+def test_a_graph_has_room_for_all_items(
+    contexts: list[int], kv_heads: int, group: int, tiles: Tiles, splits: int
+) -> None:
+    """Also where a token has more queries for a KV head than a tile has rows."""
+    planner = Planner(attention(group, kv_heads), tiles, 132, splits * group)
+    items, _ = planner(batch_of([(context, 1) for context in contexts]))
+    assert len(items) <= planner.most_items(len(contexts))
+
+
+@pytest.mark.parametrize("group", [4, 71])
+def test_most_items_are_reached(group: int) -> None:
+    """By few requests with the longest contexts."""
+    tiles = Tiles(rows=64, keys=64, split=256)
+    planner, contexts = Planner(attention(group, 1), tiles, 132, 100 * group), [25_599, 0]
+    items, _ = planner(batch_of([(context, 1) for context in contexts]))
+    assert planner.most_items(2) - len(items) <= -(-group // 64)
 
 
 def makespan(lengths: Numbers, programs: int) -> int:
