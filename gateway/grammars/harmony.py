@@ -38,23 +38,24 @@ def harmony_rule(use: ToolUse, tables: TextTables, answer: Rule | None, opened: 
     head = written(f"{CHANNEL}{FINAL}{MESSAGE}")
     lines = [
         f"message: {written(f'{CHANNEL}{ANALYSIS}{MESSAGE}')} TEXT {written(NEXT)}",
-        f"remark: {written(f'{CHANNEL}{COMMENTARY}{MESSAGE}')} TEXT {written(NEXT)}",
         f"opened: TEXT {written(NEXT)}",
         f"TEXT: {ANY_TEXT}",
     ]
-    ends = []
+    ends, before = [], "message"
     grammars: tuple[tuple[str, str], ...] = ()
     if use.calls:
         ends.append("call")
         lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(use.callable)))}")
     for number, tool in enumerate(use.callable if use.calls else ()):
         schema = closed(tool.schema) if use.required or tool.strict else ANY_OBJECT
-        before = f"{CHANNEL}{COMMENTARY} {FUNCTION}{tool.name} {CONSTRAIN}json{MESSAGE}"
-        lines.append(f"call_{number}: {written(before)} {json_rule(schema).expression}")
+        called = f"{CHANNEL}{COMMENTARY} {FUNCTION}{tool.name} {CONSTRAIN}json{MESSAGE}"
+        lines.append(f"call_{number}: {written(called)} {json_rule(schema).expression}")
     if not use.required:
         ends.append("final")
+        before = "(message | remark)"
+        lines.append(f"remark: {written(f'{CHANNEL}{COMMENTARY}{MESSAGE}')} TEXT {written(NEXT)}")
         lines.append(f"final: {head} {'TEXT' if answer is None else answer.expression}")
         grammars = () if answer is None else answer.grammars
     first = "opened " if opened else ""
-    lines.insert(0, f"start: {first}(message | remark)* ({' | '.join(ends)})")
+    lines.insert(0, f"start: {first}{before}* ({' | '.join(ends)})")
     return Rule("@messages", (("messages", "\n".join(lines)), *grammars))

@@ -44,18 +44,18 @@ def missed_plants(verdict: Verdict, records: Records, transactions: Transactions
 
 
 def _delivery(records: Records, draw: random.Random) -> int:
-    """The place of a delivered token which is directly followed by the next token of the same choice."""
+    """The place of a delivered token which is directly followed by the next token of the same choice, or its end."""
     places = [
         place
         for place, (one, next) in enumerate(pairwise(records))
-        if isinstance(one, Delivery) and isinstance(next, Delivery) and _follows(one, next)
+        if isinstance(one, Delivery) and isinstance(next, Delivery | End) and _follows(one, next)
     ]
     if not places:
-        raise NoPlace("no two tokens of a choice came one after the other")
+        raise NoPlace("no token was directly followed by the next one, or by the end, of its choice")
     return draw.choice(places)
 
 
-def _follows(one: Delivery, next: Delivery) -> bool:
+def _follows(one: Delivery, next: Delivery | End) -> bool:
     return (one.request, one.choice, one.index + 1) == (next.request, next.choice, next.index)
 
 

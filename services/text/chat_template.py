@@ -85,13 +85,19 @@ class ChatTemplate:
         described = tools if tools and not self.uses_tools else ()
         if described or (any(map(has_calls, given)) and not template.writes_calls):
             given = with_tools_as_text(given, described)
-        if not continue_final_message:
-            return template.render(given, variables)
         content = given[-1].get("content")
-        if not isinstance(content, str):
-            raise ValueError("the last message has no text to continue")
-        given[-1]["content"] = content + _MARK
-        return _open(template.render(given, variables), content)
+        if continue_final_message:
+            if not isinstance(content, str):
+                raise ValueError("the last message has no text to continue")
+            given[-1]["content"] = content + _MARK
+        try:
+            text = template.render(given, variables)
+        except ValueError:
+            whole = [_described(tool) for tool in tools or ()]
+            if whole == variables["tools"] or not whole:
+                raise
+            text = template.render(given, variables | {"tools": whole})  # some, as GPT-OSS's, need each description
+        return _open(text, content) if continue_final_message else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,11 @@ class _Compiled:
             raise ValueError(str(error)) from None
         except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tool, with an empty description if it has none."""
+    return {**tool, "function": {"description": "", **tool["function"]}}
 
 
 def fault_of(source: str) -> str:

@@ -65,7 +65,7 @@ CLIENTS = (
     Client("litellm proxy", "litellm_proxy.py", LITELLM),
     Client("openai (Python), vectors", "openai_python_vectors.py", ("openai==3.54.0",), served=(VECTORS,)),
     Client("Vercel ai, vectors", "vercel_ai_vectors.mjs", VERCEL, kind="npm", served=(VECTORS,)),
-    Client("langchain-openai, vectors", "langchain_openai_vectors.py", LANGCHAIN, served=(VECTORS,)),
+    Client("langchain-openai, vectors", "langchain_openai_vectors.py", (*LANGCHAIN, "numpy==2.4.6"), served=(VECTORS,)),
     Client(
         "llama-index openai-like, vectors",
         "llama_index_vectors.py",

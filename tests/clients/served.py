@@ -37,8 +37,10 @@ class Served:
     def flags(self, folder: Path) -> list[str]:
         """The flags of `orca serve`; what they need is put into `folder`. Raises OSError if it cannot be fetched."""
         if self.vectors:
-            return ["--model", str(_embedder(folder / "embedder"))]
-        return ["--chat-template", str(_templates(folder) / f"{self.template}.jinja")] if self.template else []
+            return ["--model", str(_embedder(folder.absolute() / "embedder"))]
+        if self.template:
+            return ["--chat-template", str(_templates(folder.absolute()) / f"{self.template}.jinja")]
+        return []
 
 
 DEFAULT = Served("default")

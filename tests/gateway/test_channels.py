@@ -102,6 +102,7 @@ def test_forced_calls_are_messages(opened: bool) -> None:
     assert accepts(forced, begin + WEATHER)
     assert accepts(forced, f"{begin}{THOUGHT}{NEXT}{WEATHER}")
     assert not accepts(forced, begin + FINAL)
+    assert not accepts(forced, f"{begin}<|channel|>commentary<|message|>I look.<|end|>{NEXT}{WEATHER}")
     assert not accepts(forced, begin + WEATHER.replace('"C"', '"K"'))
     assert not accepts(forced, begin + WEATHER.replace("weather", "other"))
 

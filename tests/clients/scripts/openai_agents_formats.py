@@ -53,5 +53,5 @@ async def _() -> None:
 async def _() -> None:
     for model in models():
         first = await Runner.run(forced(model), ASK)
-        again = await Runner.run(forced(model), [*first.to_input_list(), {"role": "user", "content": "And then?"}])
+        again = await Runner.run(forced(model), first.to_input_list())
         expect("days of rain in" in again.final_output, again)

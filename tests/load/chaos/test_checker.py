@@ -122,6 +122,19 @@ def test_each_violation_planted_in_a_right_history_is_found() -> None:
     assert missed_plants(right, records, pool, random.Random(0)) == []
 
 
+def test_violations_are_planted_in_answers_of_one_token() -> None:
+    pool = transactions(
+        submit("r", 2),
+        at(1, acquire("s", "1:a", 1)),
+        exchange("s", 1, claim("s", "r/0"), claim("s", "r/1")),
+        exchange("s", 2, append("r/0", 0), append("r/1", 0), end("r/0", "s"), end("r/1", "s")),
+    )
+    records = [*BEGIN[:2], token(0, 0, 0), ends(0, 1), token(1, 0, 0), ends(1, 1), Done(1, 0.9)]
+    right = check(records, pool)
+    assert right.violations == []
+    assert missed_plants(right, records, pool, random.Random(0)) == []
+
+
 def test_a_checker_that_misses_violations_is_reported() -> None:
     right = check([], [], NONE)
     missed = missed_plants(right, [], [], random.Random(0))

@@ -137,6 +137,17 @@ def test_a_refusal_of_calls_is_the_template_s() -> None:
         ChatTemplate(LLAMA, SPECIAL).apply([USER, two], tools=TOOLS)
 
 
+def test_a_template_that_needs_a_description_gets_an_empty_one() -> None:
+    line = "{% for tool in tools %}// {{ tool.function.description + '|' + tool.function.name }}\n{% endfor %}"
+    bare, told = ({"type": "function", "function": f} for f in ({"name": "a"}, {"name": "b", "description": "B."}))
+    chat = [{"role": "user", "content": "Hi"}]
+    assert ChatTemplate(line, {}).apply(chat, tools=[bare, told]) == "// |a\n// B.|b\n"
+    asks = "{% for tool in tools %}{{ tool.function.description is defined }}{% endfor %}"
+    assert ChatTemplate(asks, {}).apply(chat, tools=[bare, told]) == "FalseTrue", "others get what was sent"
+    with pytest.raises(ValueError, match="'dict object' has no attribute 'nothing'"):
+        ChatTemplate("{{ tools[0].nothing + '' }}", {}).apply(chat, tools=[bare])
+
+
 def test_the_template_for_tools(byte_level: Path, tmp_path: Path) -> None:
     """As in transformers, it is used when tools are given."""
     from transformers import PreTrainedTokenizerFast
