@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -99,7 +100,11 @@ def test_a_process_that_gives_nothing_is_not_held(fake: Fake, monkeypatch: pytes
     assert first._server
     first._server.close()
     stopped = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stopped.bind(f"\0{shared_memory._name(first.path, first._descriptor or 0)}")
+    while True:
+        with contextlib.suppress(OSError):  # the other one's thread may be in `accept` for a moment
+            stopped.bind(f"\0{shared_memory._name(first.path, first._descriptor or 0)}")
+            break
+        time.sleep(0.01)
     stopped.listen()
     monkeypatch.setattr(descriptors, "PATIENCE", 0.1)
     assert not second.hold(first.path)
