@@ -44,7 +44,7 @@ VERCEL = (
 LANGCHAIN = ("langchain-openai==1.7.3", "langchain==1.4.7")
 PYDANTIC_AI = ("pydantic-ai-slim[openai]==2.68.0",)
 LITELLM = ("litellm[proxy]==1.106.2", "anthropic==2.12.0")
-# GPT-OSS's marks are special tokens, which the default model lacks; a budget that ends the analysis as text may not end it
+# GPT-OSS's marks are special tokens; the default model lacks them, and may take its end of the analysis for text
 SPELLED = tuple(one for one in FORMATS if one.name != "GPT-OSS")
 
 CLIENTS = (
