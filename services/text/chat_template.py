@@ -85,10 +85,10 @@ class ChatTemplate:
         described = tools if tools and not self.uses_tools else ()
         if described or (any(map(has_calls, given)) and not template.writes_calls):
             given = with_tools_as_text(given, described)
-        content = given[-1].get("content")
+        content = given[-1].get("content") if continue_final_message else ""
+        if not isinstance(content, str):
+            raise ValueError("the last message has no text to continue")
         if continue_final_message:
-            if not isinstance(content, str):
-                raise ValueError("the last message has no text to continue")
             given[-1]["content"] = content + _MARK
         try:
             text = template.render(given, variables)

@@ -14,7 +14,8 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from steps import API_KEY, BASE_URL, BUDGET, MODEL, REASONS, expect, step
 
-SETTINGS: Any = {"max_tokens": LENGTH, "temperature": 0.0, "parallel_tool_calls": False, "extra_body": BUDGET}
+# marks around each parameter, as DeepSeek's, are many tokens for a tokenizer that does not know them
+SETTINGS: Any = {"max_tokens": 2 * LENGTH, "temperature": 0.0, "parallel_tool_calls": False, "extra_body": BUDGET}
 
 
 def models() -> list[OpenAIChatModel | OpenAIResponsesModel]:
