@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from allowed_texts import Grammar
+from clients import wait_until
 from stack import Server, Stack
 from tiny_text import make_folder
 
@@ -58,6 +59,8 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
         tiny_folder,
         Settings(override_generation_config={"max_new_tokens": 40}, constants=Constants(max_body_bytes=100_000)),
     ) as stack:
+        # a gateway that has just started has not read the pool yet
+        wait_until(lambda: httpx.get(f"{stack.url}/health").is_success)
         yield stack
 
 

@@ -20,11 +20,10 @@ def samples(http: httpx.Client) -> dict[str, float]:
 
 
 def test_live(http: httpx.Client) -> None:
-    wait_until(lambda: http.get("/health").status_code == 200)
+    assert http.get("/health").status_code == 200
 
 
 def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -> None:
-    wait_until(lambda: http.get("/version").is_success)  # a gateway that has just started has not read the pool yet
     version = http.get("/version").json()
     assert version["numerics"] == "echo"
     assert version["revision"] == stack.info.revision
