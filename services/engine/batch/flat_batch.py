@@ -27,7 +27,7 @@ NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens that the host does not know, but their device: at `places` of a batch are those of `rows` of a draw."""
+    """Sampled tokens that only the device knows yet: at `places` of a batch are those of `rows` of a draw."""
 
     places: Numbers  # [tokens]
     rows: Numbers  # [tokens]

@@ -207,7 +207,7 @@ def _find_best(rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> 
 
 
 def _changed(raw: torch.Tensor, there: OnDevice) -> torch.Tensor:
-    """Copies of the logits that change, changed."""
+    """Copies of the rows that biases, penalties or masks change, with these changes."""
     scores = raw.index_select(0, there.changed)
     if len(there.index):
         values = adjustments.adjusted(scores, there.index, there.columns, there.settings)

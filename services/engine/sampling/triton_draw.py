@@ -221,7 +221,7 @@ def _settle(
     LISTED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The winner of a draw without top_k, from its list; -1 if it is not known to be it."""
+    """Find the token of a draw without top_k in its list; -1 if a token outside the list may win."""
     mine = tl.program_id(0).to(tl.int64)
     count, winner = tl.load(counts + mine), -1
     if (count <= LISTED) & (tl.load(top_ks + mine) == 0):
@@ -318,7 +318,8 @@ def _search(
     LISTED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The winner of a draw that has none: from its list if all tokens that can win are in it, else from all tokens."""
+    """Find the token of a draw that `_settle` has not decided: in its list if all that can win are there, else in the
+    whole vocabulary."""
     mine = tl.program_id(0).to(tl.int64)
     if tl.load(tokens + mine) < 0:
         row, list = _row(logits, others, first_rows, sources, vocab, mine), lists + mine * LISTED

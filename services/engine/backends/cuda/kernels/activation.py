@@ -1,4 +1,4 @@
-"""What is done number by number: activations between the products of an MLP, and the soft cap of logits."""
+"""Elementwise kernels: activations between the products of an MLP, and the soft cap of logits."""
 
 from __future__ import annotations
 

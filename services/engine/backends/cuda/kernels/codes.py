@@ -1,5 +1,5 @@
-"""What products by codes sum: codes are widened in registers, where a tensor core's left operand may lie. `C` is a
-Coding everywhere."""
+"""Products of quantized weights: a program dequantizes its tile in registers, from where a tensor core may read its
+left operand. `C` is a Coding everywhere."""
 
 from __future__ import annotations
 
