@@ -1,19 +1,54 @@
-"""A transformers folder with random weights, which can be served: speed, and whether tokens stay the same, can be
-measured without the weights of a real model."""
+"""Transformers folders with random weights, which can be served: speed, and whether tokens stay the same, can be
+measured without the weights of a real model. The tokenizer is byte-level BPE of any size, with ChatML as its chat
+template."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from load.tokenizer import save_tokenizer
 from load.workloads import BEGINNINGS, QUESTIONS, WORDS
 from services.engine.weights.random_tensors import RandomTensors
 
 TEXT = " ".join((*WORDS, *QUESTIONS, *BEGINNINGS))  # each word is a token, if the vocabulary has room for it
+SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "</s>"]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGED = "the quick brown fox and the lazy dog; what is the capital of france? hello world, thanks " * 4
+
+
+def save_tokenizer(folder: Path, vocab_size: int, text: str = MERGED) -> None:
+    """Write the files of a tokenizer with `vocab_size` tokens, at least 259, to `folder`: 256 bytes, the merges of
+    `text`, unused fillers, the special tokens last."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    fillers = vocab_size - len(SPECIAL_TOKENS) - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"filler{i}" for i in range(fillers)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    assert tokenizer.get_vocab_size() == vocab_size
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "</s>",
+        "chat_template": CHATML,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    (folder / "chat_template.jinja").write_text(CHATML)
 
 
 def save_random_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:

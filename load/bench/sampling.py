@@ -15,6 +15,7 @@ from load.bench.timing import device_seconds, seconds_of
 from load.report import table
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.batched_sampler import Batch, launch
+from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
@@ -48,7 +49,7 @@ def sampler(bench: Bench) -> PartResult:
         for kind, several in mix.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                call = partial(of_engine.sample, logits, rows)
+                call = partial(_sample, of_engine, logits, rows)
                 seconds = seconds_of([call], bench.device, bench.scale)
                 works = _device_seconds(bench, logits, rows) if bench.device.type == "cuda" else None
             found.append({"kind": kind, "batch": batch, "seconds": seconds, "device": works, "iteration": iteration})
@@ -87,6 +88,10 @@ def _logits(batch: int, vocab: int) -> torch.Tensor:
     logits = torch.randn(batch, vocab, generator=generator) * deviation
     logits[:, 0] = logits.amax(dim=-1) + torch.rand(batch, generator=generator) * lead
     return logits
+
+
+def _sample(sampler: Sampler, logits: torch.Tensor, rows: list[RequestState]) -> SamplerOutput:
+    return sampler.draw(logits, rows).output.result()
 
 
 def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[RequestState]:

@@ -95,7 +95,7 @@ class Family:
             if state is None or position in crashes:
                 state = RequestState("0", list(tokens), len(sequence.prompt), sequence.sampling)
             noise = torch.Generator().manual_seed(position)
-            sampled = self._sampler.sample(torch.randn(1, self.info.vocab_size, generator=noise), [state])
+            sampled = self._sampler.draw(torch.randn(1, self.info.vocab_size, generator=noise), [state]).output.result()
             assert not sampled.failed
             token = sampled.tokens["0"]
             state.append(token)

@@ -14,7 +14,7 @@ from services.engine.batch.grammars import DraftMask, GrammarCompiler, OutputGra
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import cpu_sampler
 from services.engine.sampling.batched_sampler import BatchedSampler
-from services.engine.sampling.output import Draw, SamplerOutput
+from services.engine.sampling.output import Draw
 from services.engine.sampling.search import CompiledSearch
 from services.engine.sampling.truncation import MOST_TOKENS
 from services.errors import ModelError
@@ -44,12 +44,6 @@ class Sampler:
         self.search = search
         self._grammars = grammars
         self._batched = BatchedSampler()
-
-    def sample(
-        self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()
-    ) -> SamplerOutput:
-        """What `draw` gives."""
-        return self.draw(logits, states, drafts).output.result()
 
     def draw(self, logits: torch.Tensor, states: list[RequestState], drafts: Sequence[list[int]] = ()) -> Draw:
         """A token for each row of `logits` [rows, vocab], the model's raw output in any dtype. Each request has a row,

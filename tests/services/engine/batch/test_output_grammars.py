@@ -46,7 +46,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(search: CompiledSearch | No
         row("nothing left", "start: /[a-d]{3}/", [0], allowed_token_ids=(20,)),
         row("min_tokens", 'start: "a"', [0], min_tokens=5),
     ]
-    output = Sampler(EOS, VOCAB, search, letters(VOCAB)).sample(flat_logits(len(rows)), rows)
+    output = Sampler(EOS, VOCAB, search, letters(VOCAB)).draw(flat_logits(len(rows)), rows).output.result()
     assert output.tokens == {"good": 29, "free": VOCAB - 1}  # dd
     assert output.failed.keys() == {"syntax", "unsatisfiable", "token", "nothing left", "min_tokens"}
     assert output.failed["nothing left"] == output.failed["min_tokens"] == NO_TOKEN_LEFT
@@ -59,7 +59,7 @@ def test_tokens_drawn_ahead_past_the_end_are_free() -> None:
     sampler = Sampler(EOS, VOCAB, None, letters(VOCAB))
     one = row("one", 'start: "ab"', [])
     for expected in (0, 1, EOS_ID, VOCAB - 1, VOCAB - 1):
-        output = sampler.sample(flat_logits(1), [one])
+        output = sampler.draw(flat_logits(1), [one]).output.result()
         assert output.tokens == {"one": expected}
         one.token_ids.append(expected)
 
@@ -70,7 +70,7 @@ def test_without_a_tokenizer_grammars_fail_alone() -> None:
 
     sampler = Sampler(EOS, VOCAB, None, GrammarCompiler(load, VOCAB))
     rows = [row("with", 'start: "a"', []), row("without", "", [])]
-    output = sampler.sample(flat_logits(2), rows)
+    output = sampler.draw(flat_logits(2), rows).output.result()
     assert output.tokens == {"without": VOCAB - 1}
     assert "no tokenizer.json" in output.failed["with"]
 
@@ -118,11 +118,11 @@ def test_masks_that_take_too_much_cpu_time_end_their_request_alone(monkeypatch: 
         ),
     )
     for _ in range(2):
-        output = sampler.sample(flat_logits(3), rows)
+        output = sampler.draw(flat_logits(3), rows).output.result()
         assert not output.failed
         for one in rows:
             one.token_ids.append(output.tokens[one.id])
-    output = sampler.sample(flat_logits(3), rows)
+    output = sampler.draw(flat_logits(3), rows).output.result()
     assert output.tokens.keys() == {"other", "free"}
     assert "0.30 s of CPU time" in output.failed["slow"]
 

@@ -41,7 +41,7 @@ def noise_free(*likely: int) -> torch.Tensor:
 
 
 def token(logits: torch.Tensor, one: RequestState) -> int:
-    return SAMPLER.sample(logits, [one]).tokens[one.id]
+    return SAMPLER.draw(logits, [one]).output.result().tokens[one.id]
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
@@ -88,7 +88,7 @@ def test_presence_and_frequency_look_at_the_output_alone() -> None:
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
     one = row(logprobs=4, temperature=0.5, logit_bias={5: 100.0}, seed=1)
-    result = SAMPLER.sample(logits, [one])
+    result = SAMPLER.draw(logits, [one]).output.result()
     assert result.tokens == {"r": 5}
     total = math.log(sum(math.exp(x) for x in logits[0].tolist()))
     expected = sorted(((x - total, id) for id, x in enumerate(logits[0].tolist())), reverse=True)
@@ -100,7 +100,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 
 def test_logprobs_only_where_asked() -> None:
     logits = noise_free(7).repeat(2, 1)
-    result = SAMPLER.sample(logits, [row("a"), row("b", logprobs=0)])
+    result = SAMPLER.draw(logits, [row("a"), row("b", logprobs=0)]).output.result()
     assert set(result.logprobs) == {"b"}
     assert result.logprobs["b"].top == []
 
@@ -127,7 +127,7 @@ def test_only_allowed_tokens_are_sampled() -> None:
 def test_logprobs_do_not_know_what_is_allowed() -> None:
     logits = noise_free(7, 3, 20)
     one, plain = row(allowed_token_ids=(20,), bad_words=((3,),), logprobs=2), row(logprobs=2)
-    got, expected = (SAMPLER.sample(logits, [each]).logprobs["r"] for each in (one, plain))
+    got, expected = (SAMPLER.draw(logits, [each]).output.result().logprobs["r"] for each in (one, plain))
     assert got.top == expected.top
     assert got.token == pytest.approx(expected.token - 2.0, abs=1e-5)
 
@@ -138,7 +138,7 @@ def test_where_nothing_allowed_is_left_the_request_fails_alone(temperature: floa
     logits[0, 4] = -math.inf
     none = row("a", allowed_token_ids=(4,), temperature=temperature)
     bad = row("b", allowed_token_ids=(7,), bad_words=((7,),), temperature=temperature)
-    result = SAMPLER.sample(logits, [none, bad, row("c")])
+    result = SAMPLER.draw(logits, [none, bad, row("c")]).output.result()
     assert set(result.failed) == {"a", "b"}
     assert "allowed_token_ids" in result.failed["a"]
     assert result.tokens == {"c": 7}
@@ -161,7 +161,7 @@ def test_no_output_has_a_bad_word(data: st.DataObject) -> None:
     sampler = Sampler(frozenset(), 6)
     logits = torch.randn(12, 1, 6, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9))))
     for step in range(12):
-        result = sampler.sample(logits[step], [one])
+        result = sampler.draw(logits[step], [one]).output.result()
         if result.failed:
             begun = {last for *start, last in words if one.output_ids[len(one.output_ids) - len(start) :] == start}
             assert begun >= set(allowed or range(6))
@@ -177,7 +177,7 @@ def test_no_output_has_a_bad_word(data: st.DataObject) -> None:
 def test_undefined_logits_fail_their_request_alone(bad: float) -> None:
     logits = noise_free(7).repeat(3, 1)
     logits[1, 4] = bad
-    result = SAMPLER.sample(logits, [row("a"), row("b", temperature=1.0), row("c", temperature=0.01)])
+    result = SAMPLER.draw(logits, [row("a"), row("b", temperature=1.0), row("c", temperature=0.01)]).output.result()
     assert result.tokens == {"a": 7, "c": 7}
     assert "not finite" in result.failed["b"]
 
@@ -185,7 +185,7 @@ def test_undefined_logits_fail_their_request_alone(bad: float) -> None:
 def test_nothing_left_to_choose_fails_its_request_alone() -> None:
     ends = tuple(range(VOCAB))
     rows = [row("a", min_tokens=1, stop_token_ids=ends), row("b", min_tokens=1, stop_token_ids=ends, temperature=1.0)]
-    result = SAMPLER.sample(noise_free(7).repeat(3, 1), [*rows, row("c")])
+    result = SAMPLER.draw(noise_free(7).repeat(3, 1), [*rows, row("c")]).output.result()
     assert set(result.failed) == {"a", "b"}
     assert result.tokens == {"c": 7}
 
@@ -207,7 +207,7 @@ def test_draws_have_the_distribution_asked_for(fields: dict[str, Any], shares: l
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     sampler = Sampler(frozenset(), 4)
     rows = [row(str(seed), **{"temperature": 1.0, "seed": seed, **fields}) for seed in range(draws)]
-    tokens = list(sampler.sample(logits.repeat(draws, 1), rows).tokens.values())
+    tokens = list(sampler.draw(logits.repeat(draws, 1), rows).output.result().tokens.values())
     counts = [tokens.count(id) for id in range(4)]
     assert all(count == 0 for count, share in zip(counts, shares, strict=True) if share == 0)
     expected = [share * draws for share in shares]
@@ -226,7 +226,7 @@ def test_draws_of_a_wide_vocabulary_have_the_distribution_asked_for(fields: dict
     kept &= likely.cumsum(-1) - likely < fields.get("top_p", 1.0)
     expected = (likely * kept / likely[kept].sum() * draws).tolist()
     rows = [row(str(i), prompt=i + 1, **{"temperature": 1.0, "seed": 11, **fields}) for i in range(draws)]
-    tokens = Sampler(frozenset(), vocab).sample(logits.repeat(draws, 1), rows).tokens.values()
+    tokens = Sampler(frozenset(), vocab).draw(logits.repeat(draws, 1), rows).output.result().tokens.values()
     counts = Counter(tokens)
     assert all(kept[ids.index(id)] for id in counts)
     statistic, groups, seen, awaited = 0.0, 0, 0.0, 0.0
@@ -249,7 +249,7 @@ def test_one_seed_draws_well_along_positions_and_choices() -> None:
         [row(str(i), prompt=i + 1, temperature=1.0, seed=5) for i in range(1500)],
         [row(str(i), choice=i, temperature=1.0, seed=5) for i in range(1500)],
     ):
-        tokens = list(sampler.sample(logits, rows).tokens.values())
+        tokens = list(sampler.draw(logits, rows).output.result().tokens.values())
         expected = [share * 1500 for share in (0.4, 0.3, 0.2, 0.1)]
         assert sum((tokens.count(id) - e) ** 2 / e for id, e in enumerate(expected)) < 16.27
 
@@ -267,13 +267,15 @@ def test_a_token_does_not_depend_on_the_batch() -> None:
     rows = [row(str(i), output=(i, i), seed=i * 2**58, **kinds[i % 5]) for i in range(40)]
     alone = {one.id: token(logits[i : i + 1], one) for i, one in enumerate(rows)}
     order = torch.randperm(40, generator=generator).tolist()
-    assert SAMPLER.sample(logits[order], [rows[i] for i in order]).tokens == alone
+    assert SAMPLER.draw(logits[order], [rows[i] for i in order]).output.result().tokens == alone
     assert len(set(alone.values())) > 10
 
 
 def test_the_raw_logits_are_left_alone() -> None:
     logits = noise_free(7, 3)
     before = logits.clone()
-    SAMPLER.sample(logits, [row(temperature=1.0, top_k=2, logit_bias={7: -5.0}, repetition_penalty=1.5)])
-    SAMPLER.sample(logits, [row(logit_bias={7: -5.0, 3: 1.0}, allowed_token_ids=(3, 9), bad_words=((3,),), logprobs=1)])
+    SAMPLER.draw(logits, [row(temperature=1.0, top_k=2, logit_bias={7: -5.0}, repetition_penalty=1.5)]).output.result()
+    SAMPLER.draw(
+        logits, [row(logit_bias={7: -5.0, 3: 1.0}, allowed_token_ids=(3, 9), bad_words=((3,),), logprobs=1)]
+    ).output.result()
     assert torch.equal(logits, before)
