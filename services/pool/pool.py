@@ -113,6 +113,7 @@ class RequestPool:
             waited=micros(submission.waited),
             queue_timeout=0 if known else micros(submission.queue_timeout),
             trace=submission.trace,
+            remember=submission.remember,
             **pack_group(submission).arguments,
         )
 

@@ -65,6 +65,7 @@ class PoolMachine(PoolPair):
         needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
+        remember=st.booleans(),
         background=st.sampled_from([False, False, True]),
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
