@@ -20,8 +20,8 @@ MIN_SAMPLE = 16  # sequences; fewer do not show a rate
 MIN_TIME = 2.0  # seconds after which few claims show that the rate is low
 IDLE_DECAY = 60.0  # seconds; time constant with which a rate is forgotten while nothing waits
 LEAST_WAIT = 1.0  # seconds; nobody leaves for a shorter wait
-WAIT_SHARE = 0.3  # of the time that a client stayed; if less of it was waiting, the wait is not why it left
-ADAPT = 0.5  # how far a client that leaves moves the bound
+WAIT_SHARE = 0.18  # of the time that a client stayed; if less of it was waiting, the wait is not why it left
+ADAPT = 0.25  # how far a client that leaves moves the bound
 REGAIN = 1 / 300  # of the wait for a whole answer
 
 
@@ -174,7 +174,8 @@ class BoundRules(GroupRules):
         """Learn how long clients wait from a sequence that its seat is about to end.
 
         A client that leaves a request which has been claimed has cost engine time for nothing. If the wait may be why
-        it left, the bound moves towards half of the time that it stayed. Each whole answer gives back a little.
+        it left, the bound moves towards a quarter of the time that it stayed: the rest is for the answer. Each whole
+        answer gives back a little.
         """
         group, rate = sequence.group, self._rates[sequence.group.tenant]
         if not self.limits.max_queue_wait or not group.stream or group.resumable:
@@ -184,7 +185,7 @@ class BoundRules(GroupRules):
         if not sequence.cancelled:
             rate.patience = most + REGAIN * waited
         elif waited >= max(LEAST_WAIT, WAIT_SHARE * stayed):
-            rate.patience = most - ADAPT * max(0.0, most - stayed / 2)
+            rate.patience = most - ADAPT * max(0.0, most - stayed / 4)
 
     def _is_late(self, sequence: Sequence) -> bool:
         """Whether it has waited for longer than the tenant's clients are seen to wait, and neither ran nor was late

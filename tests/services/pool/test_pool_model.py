@@ -17,7 +17,7 @@ from services.requests import BATCH_CLASS, FEATURES
 LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=2.0)
 # bounds the expected wait: some waits exceed it by far, and none is close to it
 WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
-# learns how long clients wait: they stay for multiples of UNIT, and half of that is none
+# learns how long clients wait: no bound that they show is close to a wait
 LEAVING = dataclasses.replace(LIMITS, max_queue_wait=5.37 * UNIT)
 RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 # two tenants, which reach bounds of their own and of both

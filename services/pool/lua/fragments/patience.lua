@@ -1,11 +1,12 @@
 -- include: counts
 -- How long a tenant's requests may wait, as its clients are seen to wait: `patience` (us) in the tenant's counts, 0 if
 -- nothing is known. A client that leaves a request which has been claimed has cost engine time for nothing. If the wait
--- may be why it left, the bound moves towards half of the time that it stayed. Each whole answer gives back a little.
+-- may be why it left, the bound moves towards a quarter of the time that it stayed: the rest is for the answer. Each
+-- whole answer gives back a little.
 -- Who leaves while its request waits costs nothing, and shows nothing here.
 local LEAST_WAIT = 1000000 -- us; nobody leaves for a shorter wait
-local WAIT_SHARE = 0.3 -- of the time that a client stayed; if less of it was waiting, the wait is not why it left
-local ADAPT = 0.5 -- how far a client that leaves moves the bound
+local WAIT_SHARE = 0.18 -- of the time that a client stayed; if less of it was waiting, the wait is not why it left
+local ADAPT = 0.25 -- how far a client that leaves moves the bound
 local REGAIN = 1 / 300 -- of the wait for a whole answer
 
 -- How long (us) a request of a tenant with these counts may be expected to wait; `most` is the setting, 0 for no bound.
@@ -25,7 +26,7 @@ local function learn_patience(id, most)
   if not s[3] then
     counts.patience = bound + REGAIN * waited
   elseif waited >= math.max(LEAST_WAIT, WAIT_SHARE * stayed) then
-    counts.patience = bound - ADAPT * math.max(0, bound - stayed / 2)
+    counts.patience = bound - ADAPT * math.max(0, bound - stayed / 4)
   end
 end
 
