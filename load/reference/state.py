@@ -59,6 +59,7 @@ class Sequence:
     soft: int = 0  # those of them for the death of a seat's owner
     struck_at: int = 0  # the number of its tokens at the last strike
     charged: bool = False  # whether its tenant was charged for the prompt
+    late: bool = False  # whether it was put behind because it had waited too long
     claimed: float = 0.0  # when the seat claimed it
     left: Tenure | None = None  # the tenure that ended last; its times are of the clock
 

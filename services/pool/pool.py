@@ -306,6 +306,7 @@ class RequestPool:
             gauges=pack(e.gauges),
             summary=e.summary,
             keep_ended=micros(self.limits.keep_ended),
+            most_wait=micros(self.limits.max_queue_wait),
             holds=e.holds is not None and e.holds,
         )
         return packing.read_exchange(reply)
