@@ -15,6 +15,7 @@ from services.settings.settings import Settings
 
 # The files, and the folders with source files, on which the tokens and the messages of an engine depend.
 SOURCES = (
+    "services/adapters",
     "services/engine",
     "services/grammar",
     "services/models",
