@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
@@ -49,7 +50,7 @@ def _share_or_auto(given: Any) -> float | Literal["auto"]:
     return share
 
 
-class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, BaseSettings):
+class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings, ModelSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -239,6 +240,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     def _consistent(self) -> Settings:
         self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
         self.check_scheduling()
+        self.check_adapters()
         self._check_autoscaling()
         if self.tp * self.pp > 1:
             self._check_ranks()
