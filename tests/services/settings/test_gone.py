@@ -22,8 +22,13 @@ MOST = 70
 # each came with a feature of its own, and counts apart
 SINCE = {
     "allow_control_tokens",
+    "enable_lora",
     "hf_overrides",
+    "lora_dir",
+    "lora_modules",
+    "max_lora_rank",
     "models",
+    "operator_api_key",
     "speculative_config",
 }
 
