@@ -44,7 +44,7 @@ class EngineProcesses:
 
     def __init__(self, settings: Settings, index: int, node: str) -> None:
         self._settings = settings
-        self._engine = engine_label(index, settings.number)
+        self._engine = engine_label(index, settings.tag)
         self._index = index
         self._node = node
         self._build = build_of(settings)

@@ -24,7 +24,7 @@ NAMESPACE = "orca"
 
 _group_lock = threading.Lock()  # the ranks of a seat are created from several threads
 
-_ENGINE = re.compile(r"engine-((?:m\d+\.)?\d+)-\d+-[ab]")  # the name of an engine actor
+_ENGINE = re.compile(r"engine-((?:m[0-9a-f]{6}\.)?\d+)-\d+-[ab]")  # the name of an engine actor
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ def cluster_id() -> str:
     return hashlib.sha256(ray.get_runtime_context().get_session_name().encode()).hexdigest()[:12]
 
 
-def engine_label(index: int, model: int = 0) -> str:
-    """The name of the engine of seat `index` among those of all models: `2`, or `m1.2` for a model with a number."""
-    return f"m{model}.{index}" if model else str(index)
+def engine_label(index: int, tag: str = "") -> str:
+    """The name of the engine of seat `index` among those of all models: `2`, or `m3fa9c1.2` for a model with a tag."""
+    return f"m{tag}.{index}" if tag else str(index)
 
 
 def engine_names(engine: str, rank: int = 0) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
     The two share a bundle, the resources of one rank, since only one of them has weights at a time.
     """
     remote: Any = ray.remote  # its type annotations lack concurrency groups
-    engine = engine_label(index, settings.number)
+    engine = engine_label(index, settings.tag)
     names = engine_names(engine, rank)
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (

@@ -195,7 +195,7 @@ class EngineScaler:
 
     def __init__(self, settings: Settings) -> None:
         self._models = settings.each
-        self._needed: dict[int, int] = {}  # schedulers of each model, by its number
+        self._needed: dict[str, int] = {}  # schedulers of each model, by its tag
         self._stopped = threading.Event()
 
     @property
@@ -220,7 +220,7 @@ class EngineScaler:
         number stays as it is."""
         _, model = await asyncio.to_thread(find_model, settings)
         pools = [shard.pool for shard in open_shards(settings, model)]
-        cluster = cluster_of_model(cluster_id(), settings.number)
+        cluster = cluster_of_model(cluster_id(), settings.tag)
         known = KnownPools()
         count: EngineCount | None = None
         try:
@@ -230,7 +230,7 @@ class EngineScaler:
                         overviews = await known.overviews.of(pool.overview() for pool in pools)
                         wanted = combined(overviews).wanted.get(cluster, settings.engines)
                         count = EngineCount(scaling_of(settings), wanted)
-                    self._needed[settings.number] = await decide(pools, cluster, count, settings.engines, known)
+                    self._needed[settings.tag] = await decide(pools, cluster, count, settings.engines, known)
                 await asyncio.sleep(INTERVAL)
         finally:
             for pool in pools:

@@ -61,7 +61,7 @@ class SchedulerModel:
         """Raises ModelError, SettingsError."""
         folder, info = find_model(settings)
         pools = [shard.pool for shard in open_shards(settings, info)]
-        seats = ModelSeats(settings.number, pools, cluster_of_model(cluster, settings.number), engines)
+        seats = ModelSeats(settings.tag, pools, cluster_of_model(cluster, settings.tag), engines)
         return cls(settings, info, TextTables.load(folder, info.pooling is None), pools, seats)
 
     def context(
@@ -138,7 +138,7 @@ class SchedulerReplica:
             while not self._draining:
                 seats = [model.seats for model in self._models]
                 seat = await take_seat(seats, owner, settings.constants.lease, counters)
-                model = next(model for model in self._models if model.settings.number == seat.model)
+                model = next(model for model in self._models if model.settings.tag == seat.model)
                 context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
@@ -161,7 +161,7 @@ class SchedulerReplica:
 
     async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
-        if seat.index > 0 or seat.model != self._models[0].settings.number:
+        if seat.index > 0 or seat.model != self._models[0].settings.tag:
             return await ownership.run()
         following = partial(follow, [model.seats for model in self._models], self._settings.constants.lease / 3)
         task = start(keep_running(following), "the number of schedulers")

@@ -27,7 +27,7 @@ class Seat:
 
     `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it. If it is
     `surplus`, its engine has to be removed, unless it is `shared`: another pool may have a seat of this index too, and
-    with it the same engine. `model` is the number of its model, `shard` the position of its pool among those of the
+    with it the same engine. `model` is the tag of its model, `shard` the position of its pool among those of the
     model.
     """
 
@@ -39,7 +39,7 @@ class Seat:
     call: int = 0
     surplus: bool = False
     shared: bool = False
-    model: int = 0
+    model: str = ""
     shard: int = 0
 
 
@@ -58,10 +58,10 @@ class Exchanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSeats:
-    """The seats of the model with this number: its pools, and the name of its cluster in them. `engines` returns the
+    """The seats of the model with this tag: its pools, and the name of its cluster in them. `engines` returns the
     configured number of engines, which counts while a pool has no other."""
 
-    number: int
+    tag: str
     pools: Sequence[Acquires]
     cluster: str
     engines: Callable[[], int]
@@ -86,7 +86,7 @@ async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, coun
                     seats = await pool.engines(model.cluster, model.engines())
                     indices = [*range(shard, seats.wanted, len(model.pools)), *seats.surplus]
                     if seat := await _take_free(pool, model.cluster, indices, owner, lease, watching):
-                        seat.model, seat.shard = model.number, shard
+                        seat.model, seat.shard = model.tag, shard
                         seat.shared = seat.surplus and await _may_have(model, pool, seat.index, lease)
                         return seat
                     reached.append(watching)

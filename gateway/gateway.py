@@ -17,8 +17,9 @@ from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
+from gateway.pool_client.following import not_found
 from gateway.pool_client.request_record import RequestRecords
-from gateway.pool_client.shards import Shard, Shards, not_found
+from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
@@ -58,7 +59,7 @@ class Gateway:
         records = RequestRecords(process.tracer, settings.enable_log_requests, model.name, self.id)
         said = described(settings, model.tokenizer.tables)
         own = self.id, self.counters, self.executor, records, process.gauges, said
-        self.shards = Shards([Shard(pool, *own) for pool in served.pools], settings.number)
+        self.shards = Shards([Shard(pool, *own) for pool in served.pools], settings.tag)
 
     @property
     def limits(self) -> BodyLimits:
@@ -73,6 +74,10 @@ class Gateway:
     def of(self, request: str) -> Gateway:
         """The model of a request: see `GatewayProcess.of`."""
         return self.process.of(request)
+
+    async def holding(self, request: str) -> Gateway:
+        """The model of a request: see `GatewayProcess.holding`."""
+        return await self.process.holding(request)
 
     def model_card(self, name: str) -> Model:
         """The model object under one of its names; see ServedModel."""
@@ -138,11 +143,25 @@ class GatewayProcess:
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
-        number = model_of(request)
+        tag = model_of(request)
         for gateway in self.all:
-            if gateway.settings.number == number:
+            if gateway.settings.has_tag(tag):
                 return gateway
-        raise not_found(request)
+        if tag:
+            raise not_found(request)
+        return self.first
+
+    async def holding(self, request: str) -> Gateway:
+        """The model of a request whose id a client gives. An id without a tag may be older than the order of the
+        models: it is also looked for in the pools of the others. Raises ApiError as `of`, and PoolUnavailable."""
+        found = self.of(request)
+        if model_of(request) or len(self.all) == 1:
+            return found
+        for gateway in (found, *(each for each in self.all if each is not found)):
+            with contextlib.suppress(ApiError):  # it has no such shard
+                if await gateway.shards.of(request).pool.group(request):
+                    return gateway
+        return found
 
     @property
     def limits(self) -> BodyLimits:

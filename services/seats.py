@@ -1,6 +1,6 @@
 """Seats, the places of engines in a pool: which ones a cluster has, who gets one, how many engines are wanted.
 
-A seat is named `<cluster>/<index>`; for a model with a number, `<cluster>.m<number>/<index>`. A seat whose index is not
+A seat is named `<cluster>/<index>`; for a model with a tag, `<cluster>.m<tag>/<index>`. A seat whose index is not
 below the number of engines that the cluster is to have is surplus: it gets no requests, and whoever owns it removes its
 engine, after which the pool forgets it.
 """
@@ -42,9 +42,9 @@ class ClusterSeats:
         return not self.surplus
 
 
-def cluster_of_model(cluster: str, model: int) -> str:
-    """Return the name under which a cluster has the seats of a model with this number."""
-    return f"{cluster}.m{model}" if model else cluster
+def cluster_of_model(cluster: str, tag: str) -> str:
+    """Return the name under which a cluster has the seats of the model with this tag."""
+    return f"{cluster}.m{tag}" if tag else cluster
 
 
 def cluster_of(seat: str) -> str:

@@ -152,7 +152,7 @@ class Generations:
             opened = await self._submit(validated, receive, arrived_at)
             if isinstance(opened, Generation):
                 return opened
-            raise _not_found(position.request)
+            raise not_found(position.request)
         group = await self._group(position.request, submission.tenant)
         plan = Plan.unpack(group.body)
         if plan.digest != validated.plan.digest:
@@ -202,7 +202,7 @@ class Generations:
             await asyncio.sleep(PATIENCE / LOOKS)
             group = await self._look_up(request, tenant)
         if group is None or group.tenant != tenant:
-            raise _not_found(request)
+            raise not_found(request)
         return group
 
     async def _look_up(self, request: str, tenant: str) -> Group | None:
@@ -215,7 +215,8 @@ class Generations:
             self._abandoned.add(buffer.request)
 
 
-def _not_found(request: str) -> ApiError:
+def not_found(request: str) -> ApiError:
+    """The error of an id that names no request."""
     return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
 
 

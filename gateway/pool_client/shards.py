@@ -23,7 +23,7 @@ from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.executor import FairExecutor
 from gateway.http.headers import Position
 from gateway.pool_client.event_reader import EventReader
-from gateway.pool_client.following import AbandonedRequests, Generation, Generations
+from gateway.pool_client.following import AbandonedRequests, Generation, Generations, not_found
 from gateway.pool_client.heartbeat import Heartbeat
 from gateway.pool_client.recovery import Recovery
 from gateway.pool_client.request_record import RequestRecords
@@ -34,7 +34,7 @@ from services.messages import EngineFigures
 from services.metrics import Counters
 from services.overview import Overview, combined, silent
 from services.pool.pool import RequestPool
-from services.pool.shards import PoolShard, ShardState, Slots, in_shard, model_of, shard_of, slot_of
+from services.pool.shards import PoolShard, ShardState, Slots, in_shard, shard_of, slot_of
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class Shards:
     """The pools of one model at this gateway. `receive`, in every method, reports when the client disconnects; None:
     the caller closes the generation."""
 
-    def __init__(self, shards: Sequence[Shard], model: int = 0) -> None:
-        """`model`: its number, which the ids of its requests have."""
+    def __init__(self, shards: Sequence[Shard], model: str = "") -> None:
+        """`model`: its tag, which the ids of its requests have."""
         self.all = list(shards)
         self._model = model
         self._by_number = {shard.number: shard for shard in shards}
@@ -97,9 +97,9 @@ class Shards:
         await self.of(request).generations.cancel(request, tenant)
 
     def of(self, request: str) -> Shard:
-        """The shard of a request. Raises ApiError if there is none (any more), or if it is of another model."""
+        """The shard of a request of this model. Raises ApiError if there is none (any more)."""
         shard = self._by_number.get(shard_of(request))
-        if shard is None or model_of(request) != self._model:
+        if shard is None:
             raise not_found(request)
         return shard
 
@@ -190,11 +190,6 @@ class Shards:
                 raise errors[0]
             known = [one for one in found if isinstance(one, EngineFigures)]
         return min(known, key=lambda each: each.longest, default=None)
-
-
-def not_found(request: str) -> ApiError:
-    """The error of an id that names no request."""
-    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
 
 
 async def or_error(read: Awaitable[T]) -> T | PoolUnavailable:

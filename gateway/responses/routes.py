@@ -135,13 +135,13 @@ async def list_input_items(request: Request, id: str) -> Response:
 @router.post("/{id}/cancel", **documented(gives=ResponseObject, errors=ERRORS))
 async def cancel(request: Request, id: str) -> Response:
     """Cancels a background response and waits some seconds for its end, so that the answer is final."""
-    gateway = gateway_of(request)
+    gateway = await gateway_of(request).holding(id)
     with await find_response(gateway, id, request.state.tenant, request.receive) as stored:
         if not stored.head.background:
             raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
         await stored.read(_now())
         if not stored.ended:
-            await gateway.of(id).shards.of(id).pool.cancel(id)
+            await gateway.shards.of(id).pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
         return await stored.current()
 
@@ -149,9 +149,9 @@ async def cancel(request: Request, id: str) -> Response:
 @router.delete("/{id}", **documented(gives=ResponseDeleted, errors=ERRORS))
 async def delete(request: Request, id: str) -> Response:
     """Deletes the response; if it is running, it is cancelled."""
-    gateway = gateway_of(request)
+    gateway = await gateway_of(request).holding(id)
     with await find_response(gateway, id, request.state.tenant):
-        await gateway.of(id).shards.of(id).pool.delete(id)
+        await gateway.shards.of(id).pool.delete(id)
     return _json({"id": id, "object": "response", "deleted": True})
 
 

@@ -140,7 +140,7 @@ async def find_response(
     if not id.startswith(AnswerKind.RESPONSE.prefix):
         raise missing
     try:
-        gateway = gateways.of(id)
+        gateway = await gateways.holding(id)
         generation = await gateway.shards.follow(id, tenant, receive)
     except ApiError as error:
         raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None

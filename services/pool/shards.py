@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SLOTS = 1024
 MAX_SHARDS = 1000  # they are numbered from 0 to 999
 _WORD = re.compile(r"(?:(?P<number>[0-9]{1,3})(?::(?P<state>new|draining))?=)?(?P<url>\S+)")
-ID_SUFFIX = r"(?:-m(?P<model>[1-9][0-9]{0,2}))?(?:-(?P<number>[1-9][0-9]{0,2}))?"
+ID_SUFFIX = r"(?:-m(?P<model>[0-9a-f]{6}))?(?:-(?P<number>[1-9][0-9]{0,2}))?"
 _ID = re.compile(f"(?P<name>.*?){ID_SUFFIX}", re.DOTALL)
 
 
@@ -75,9 +75,9 @@ def parse_shards(text: str) -> tuple[ShardUrl, ...]:
 # --- ids -----------------------------------------------------------------------------------------------------
 
 
-def model_of(request: str) -> int:
-    """Return the number of the model that the id of a request names."""
-    return int(_parts(request)["model"] or 0)
+def model_of(request: str) -> str:
+    """Return the tag of the model that the id of a request names; empty for the first model."""
+    return _parts(request)["model"] or ""
 
 
 def shard_of(request: str) -> int:
@@ -85,9 +85,9 @@ def shard_of(request: str) -> int:
     return int(_parts(request)["number"] or 0)
 
 
-def in_shard(request: str, number: int, model: int = 0) -> str:
-    """Return the id of the same request in a shard of a model. Model 0 and shard 0 have no suffix: `NAME-m1-2` is in
-    shard 2 of model 1."""
+def in_shard(request: str, number: int, model: str = "") -> str:
+    """Return the id of the same request in a shard of the model with this tag. The first model and shard 0 have no
+    suffix: `NAME-m3fa9c1-2` is in shard 2 of another one."""
     return _parts(request)["name"] + f"-m{model}" * bool(model) + f"-{number}" * bool(number)
 
 

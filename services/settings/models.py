@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,13 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.errors import UsageError
-from services.pool.shards import MAX_SHARDS
 from services.settings.model import ModelSettings
 from services.settings.names import PARTS, own_name
 from services.settings.scheduling import SchedulingSettings
 
 Entry = dict[str, Any]
-NUMBER = "number"  # of the model in ids, which an entry may have
+TAG = "tag"  # of the model in ids, which an entry has after it was settled
 
 OWN = frozenset(
     {
@@ -55,10 +55,10 @@ def _entry(given: Any) -> Iterable[Entry]:
 
 def _own_name(key: str) -> str:
     try:
-        name = own_name(key, OWN, (*PARTS, NUMBER))
+        name = own_name(key, OWN, (*PARTS, TAG))
     except UsageError as error:
         raise UsageError(f"models: {error}; an entry has settings of one model, not of the server") from None
-    if name not in (*OWN, *PARTS, NUMBER):
+    if name not in (*OWN, *PARTS, TAG):
         raise UsageError(f"models: {key} is a setting of the server, not of one model")
     return name
 
@@ -77,10 +77,17 @@ def settled(values: Entry, make: Callable[..., Any]) -> Entry:
         raise ValueError(f"model={first!r} and models: name the models in one of them")
     if len(given) == 1:
         return values | given[0]
-    shared = {name: value for name, value in values.items() if name != NUMBER}
-    own = [_own(shared, {NUMBER: place} | entry, make) for place, entry in enumerate(given)]
+    own = [own_entry(values, entry, make, tagged=place > 0) for place, entry in enumerate(given)]
     _check(own)
     return values | own[0] | {"models": own}
+
+
+def tag_of(model: str, pool: str) -> str:
+    """Return six hexadecimal digits that tell a model, whatever its revision is, from the others in a pool's server. No
+    list has to keep them."""
+    from services.models.resolve import split  # takes 25 ms, and few servers have several models
+
+    return hashlib.sha256(f"{split(model)[0]}\0{pool}".encode()).hexdigest()[:6]
 
 
 def check_names(models: Sequence[tuple[str, Sequence[str], str]]) -> None:
@@ -105,21 +112,22 @@ def check_names(models: Sequence[tuple[str, Sequence[str], str]]) -> None:
         pools[pool] = model
 
 
-def _own(shared: Entry, entry: Entry, make: Callable[..., Any]) -> Entry:
-    """Return all that the model of an entry has of its own, as JSON."""
+def own_entry(shared: Entry, entry: Entry, make: Callable[..., Any], tagged: bool = True) -> Entry:
+    """Return all that the model of an entry has of its own, as JSON. `tagged`: ids of its requests name it, as those of
+    every model but the first. Raises ValueError for a wrong value."""
     try:
-        made: Entry = make(**shared | entry).model_dump(mode="json")
+        made: Entry = make(**{name: value for name, value in shared.items() if name != TAG} | entry).model_dump(
+            mode="json"
+        )
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
         raise ValueError(f"{entry['model']}: {where}{': ' * bool(where)}{wrong['msg']}") from None
-    return {name: made[name] for name in (*sorted(OWN), NUMBER)}
+    tag = made[TAG] or (tag_of(made["model"], made["pool"]) if tagged else "")
+    return {name: made[name] for name in sorted(OWN)} | {TAG: tag}
 
 
 def _check(models: Sequence[Entry]) -> None:
-    numbers = [model[NUMBER] for model in models]
-    if len(set(numbers)) < len(numbers) or not all(0 <= number < MAX_SHARDS for number in numbers):
-        raise ValueError(f"each model has a number of its own, from 0 to {MAX_SHARDS - 1}, not {numbers}")
     names = [name for model in models for name in model["served_model_name"]]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"served_model_name={twice!r} is the name of two models")

@@ -14,11 +14,11 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
-from services.settings import models
 from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
+from services.settings.models import TAG, Entry, settled, tag_of
 from services.settings.names import PARTS
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
@@ -246,12 +246,12 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = -1
 
     constants: Constants = Constants()
-    number: int = 0  # of the model: ids of its requests and names of its engines have it
+    tag: str = ""  # of the model: ids of its requests and names of its engines have it
 
     @model_validator(mode="before")
     @classmethod
     def _with_models(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return models.settled(values, cls)
+        return settled(values, cls)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -296,15 +296,24 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
 
     @property
     def each(self) -> tuple[Settings, ...]:
-        """The settings of each model, as a server of this model alone would have them; the default one first."""
-        shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
-        return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
+        """The settings of each model, the default one first."""
+        return tuple(map(self.of_model, self.models)) or (self,)
 
     def pinned(self, pin: Callable[[str], str]) -> Settings:
         """Return these settings with `pin` of the name of each model, and of the name of each tokenizer."""
         names = [{"model": pin(each.model), "tokenizer": each.tokenizer and pin(each.tokenizer)} for each in self.each]
         entries = tuple(entry | name for entry, name in zip(self.models, names, strict=False))
         return self.model_copy(update={**names[0], "models": entries})
+
+    def of_model(self, entry: Entry) -> Settings:
+        """Return the settings of the model with this entry, as a server of this model alone would have them."""
+        shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
+        return Settings(**shared | entry)
+
+    def has_tag(self, tag: str) -> bool:
+        """Return whether ids of this model's requests may have this tag: its own, or the one that it has in another
+        place of the list."""
+        return tag in (self.tag, tag_of(self.model, self.pool))
 
     @property
     def most_engines(self) -> int:
@@ -350,7 +359,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
-NAMES = [name for name in Settings.model_fields if name not in ("constants", models.NUMBER)]
+NAMES = [name for name in Settings.model_fields if name not in ("constants", TAG)]
 
 
 def sections() -> dict[Section, list[str]]:

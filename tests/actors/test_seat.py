@@ -28,7 +28,7 @@ SHORT = 1.5
 
 
 def spare(pool: RequestPool, seats: int, lease: float, owner: str = f"{HERE}:1/1") -> asyncio.Task[Seat]:
-    return asyncio.create_task(take_seat([ModelSeats(0, [pool], "c", lambda: seats)], owner, lease))
+    return asyncio.create_task(take_seat([ModelSeats("", [pool], "c", lambda: seats)], owner, lease))
 
 
 async def still_waits(*spares: asyncio.Task[Seat]) -> None:
@@ -80,7 +80,7 @@ async def test_a_spare_kills_a_holder_that_is_stopped_and_takes_its_seat(
     held = await pool.acquire("c/0", holder.owner, NEVER)
     holder.process.send_signal(signal.SIGSTOP)
     counters = Counters()
-    taking = take_seat([ModelSeats(0, [pool], "c", lambda: 1)], f"{HERE}:1/1", NEVER, counters)
+    taking = take_seat([ModelSeats("", [pool], "c", lambda: 1)], f"{HERE}:1/1", NEVER, counters)
     seat = await asyncio.wait_for(taking, 30)
     assert seat.epoch != held.epoch
     assert await asyncio.to_thread(holder.process.wait) == -signal.SIGKILL
@@ -141,7 +141,7 @@ async def test_seats_are_dealt_to_the_shards_in_turn(pool: RequestPool, holder: 
     """A shard that is away does not keep a spare from the seats of another one."""
     away = RequestPool("redis://127.0.0.1:1")
     await pool.acquire("c/1", holder.owner, NEVER)
-    seat = await asyncio.wait_for(take_seat([ModelSeats(0, [away, pool], "c", lambda: 4)], f"{HERE}:1/1", NEVER), 30)
+    seat = await asyncio.wait_for(take_seat([ModelSeats("", [away, pool], "c", lambda: 4)], f"{HERE}:1/1", NEVER), 30)
     assert seat.name == "c/3"
     await away.close()
 
@@ -262,7 +262,7 @@ async def test_the_engine_of_a_seat_that_another_pool_has_too_is_left_to_that_on
     await want_engines([pool, other], "c", 2)
 
     def taken() -> asyncio.Task[Seat]:
-        return asyncio.create_task(take_seat([ModelSeats(0, [pool, other], "c", lambda: 2)], f"{HERE}:1/1", SHORT))
+        return asyncio.create_task(take_seat([ModelSeats("", [pool, other], "c", lambda: 2)], f"{HERE}:1/1", SHORT))
 
     left = await asyncio.wait_for(taken(), 30)
     assert (left.name, left.shard, left.surplus, left.shared) == ("c/2", 1, True, True)
@@ -278,7 +278,7 @@ async def test_an_engine_is_left_alone_while_another_pool_is_away(pool: RequestP
     await pool.acquire("c/0", holder.owner, NEVER)
     await pool.release("c/2", (await pool.acquire("c/2", holder.owner, NEVER)).epoch)
     await pool.scale("c", 2)
-    seat = await asyncio.wait_for(take_seat([ModelSeats(0, [pool, away], "c", lambda: 2)], f"{HERE}:1/1", SHORT), 30)
+    seat = await asyncio.wait_for(take_seat([ModelSeats("", [pool, away], "c", lambda: 2)], f"{HERE}:1/1", SHORT), 30)
     assert (seat.name, seat.surplus, seat.shared) == ("c/2", True, True)
     await away.close()
 

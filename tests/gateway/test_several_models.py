@@ -20,9 +20,11 @@ from tiny_text import make_folder
 from cli import status
 from gateway.gateway import ModelPools
 from services.pool.shards import model_of, shard_of
+from services.settings.models import tag_of
 from services.settings.settings import Settings
 
 A, B = "alpha", "beta"
+TAG = tag_of("b", "default")  # of the second model
 MODELS = [
     {"model": "a", "served_model_name": [A, "first"]},
     {"model": "b", "served_model_name": B, "override_generation_config": {"max_new_tokens": 7}},
@@ -99,9 +101,9 @@ def text_of(events: list[Event]) -> str:
 
 def test_the_model_of_a_request_is_the_one_that_it_names(engines: list[Stack], http: httpx.Client) -> None:
     asked = [len(engine.engine.asked) for engine in engines]
-    for name, number, served in ((None, 0, A), (A, 0, A), ("first", 0, A), (B, 1, B)):
+    for name, tag, served in ((None, "", A), (A, "", A), ("first", "", A), (B, TAG, B)):
         made = completion(http, prompt=f"hello {next(_numbers)}", **{"model": name} if name else {})
-        assert (made["model"], model_of(made["id"])) == (served, number)
+        assert (made["model"], model_of(made["id"])) == (served, tag)
         assert made["choices"][0]["text"].startswith("hello"[:5])
     assert len(engines[0].engine.asked) - asked[0] == 3
 
@@ -155,10 +157,25 @@ def test_a_stream_is_resumed_and_cancelled_at_another_gateway(
 
 
 def test_an_id_of_no_model_is_not_found(http: httpx.Client) -> None:
-    for id in (f"cmpl-{'0' * 32}-m7", f"cmpl-{'0' * 32}-m1-1"):
+    for id in (f"cmpl-{'0' * 32}-m777777", f"cmpl-{'0' * 32}-m{TAG}-1"):
         assert error_of(http.get(f"/v1/streams/{id}"))["code"] == "request_not_found"
         assert error_of(http.delete(f"/v1/streams/{id}"))["code"] == "request_not_found"
-    assert error_of(http.get(f"/v1/responses/resp_{'0' * 32}-m7"))["code"] == "request_not_found"
+    assert error_of(http.get(f"/v1/responses/resp_{'0' * 32}-m777777"))["code"] == "request_not_found"
+
+
+def test_an_id_is_found_where_the_models_have_another_order(
+    redis_url: str, folders: list[Path], engines: list[Stack], http: httpx.Client
+) -> None:
+    """The model that was first is now the second, and its ids had no tag."""
+    ids = [completion(http, model=name)["id"] for name in (A, B)]
+    reordered = Settings(models=MODELS[::-1]).each[::-1]
+    for stack, settings in zip(engines, reordered, strict=True):
+        stack.settings = settings
+    with Both(redis_url, folders[0], reordered[1], engines[::-1]) as stack:
+        found = [httpx.get(f"{stack.url}/v1/streams/{id}").text for id in ids]
+    for stack, settings in zip(engines, Settings(models=MODELS).each, strict=True):
+        stack.settings = settings
+    assert [text.count(f'"model":"{name}"') > 0 for text, name in zip(found, (A, B), strict=True)] == [True, True]
 
 
 def test_a_position_in_a_stream_of_another_model_is_refused(http: httpx.Client) -> None:
@@ -176,7 +193,7 @@ def test_one_idempotency_key_at_two_models_is_two_requests(http: httpx.Client, o
             made = gateway.post("/v1/completions", json={"prompt": "a", "model": name}, headers=headers)
             ids.append(made.json()["id"])
     assert ids[:2] == ids[2:]
-    assert list(map(model_of, ids)) == [0, 1, 0, 1]
+    assert list(map(model_of, ids)) == ["", TAG, "", TAG]
 
 
 def test_a_conversation_goes_on_with_another_model(http: httpx.Client, other: httpx.Client) -> None:
@@ -187,7 +204,7 @@ def test_a_conversation_goes_on_with_another_model(http: httpx.Client, other: ht
     items = other.get(f"/v1/responses/{after['id']}/input_items").json()["data"]
     assert made["output"][0]["id"] in [item["id"] for item in items]
     assert [item["content"][0]["text"] for item in items if item["role"] == "assistant"] == ["hello"]
-    assert [model_of(each["id"]) for each in (made, after)] == [1, 0]
+    assert [model_of(each["id"]) for each in (made, after)] == [TAG, ""]
     assert http.delete(f"/v1/responses/{made['id']}").json()["deleted"]
     running = {"model": B, "input": "SLOWabc", "max_output_tokens": 90, "background": True}
     id = http.post("/v1/responses", json=running).json()["id"]
@@ -237,5 +254,5 @@ def test_a_model_without_an_engine_is_named(redis_url: str, folders: list[Path],
 
 def test_a_model_with_shards(http: httpx.Client) -> None:
     ids = [completion(http, model=B, prompt=f"hello {n}")["id"] for n in range(12)]
-    assert {(model_of(id), shard_of(id)) for id in ids} == {(1, 0), (1, 2)}
-    assert {id.partition("-m1")[2] for id in ids} == {"", "-2"}
+    assert {(model_of(id), shard_of(id)) for id in ids} == {(TAG, 0), (TAG, 2)}
+    assert {id.partition(f"-m{TAG}")[2] for id in ids} == {"", "-2"}

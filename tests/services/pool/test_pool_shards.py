@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_helpers import group
 
-from services.pool.shards import SLOTS, ShardState, ShardUrl, Slots, in_shard, parse_shards, shard_of, slot_of
+from services.pool.shards import SLOTS, ShardState, ShardUrl, Slots, in_shard, model_of, parse_shards, shard_of, slot_of
 
 NUMBERS = st.integers(0, 999)
 NEW, SERVING, DRAINING = ShardState.NEW, ShardState.SERVING, ShardState.DRAINING
+TAGS = st.just("") | st.from_regex(r"[0-9a-f]{6}", fullmatch=True)
 NAMES = st.from_regex(r"(?:chatcmpl-|resp_|msg_)[0-9a-f]{32}", fullmatch=True)
 
 
@@ -21,13 +22,13 @@ def slots(*numbers: int, **states: ShardState) -> Slots:
     return Slots(dict.fromkeys(numbers, SERVING) | {int(name[1:]): state for name, state in states.items()})
 
 
-@given(NAMES, st.lists(NUMBERS, min_size=1, max_size=4))
-def test_an_id_leads_to_its_shard(name: str, numbers: list[int]) -> None:
+@given(NAMES, st.lists(st.tuples(NUMBERS, TAGS), min_size=1, max_size=4))
+def test_an_id_leads_to_its_model_and_its_shard(name: str, places: list[tuple[int, str]]) -> None:
     """However often it was placed, and back."""
     id = name
-    for number in numbers:
-        id = in_shard(id, number)
-        assert shard_of(id) == number
+    for number, tag in places:
+        id = in_shard(id, number, tag)
+        assert (model_of(id), shard_of(id)) == (tag, number)
     assert in_shard(id, 0) == name
     assert shard_of(name) == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.arguments import parse_serve
 from services.errors import UsageError
-from services.settings.models import check_names
+from services.settings.models import check_names, tag_of
 from services.settings.settings import Settings
 from services.settings.sources import load
 
@@ -24,7 +24,9 @@ def test_one_model_in_the_list_is_a_server_of_one_model() -> None:
 def test_each_model_has_its_own_settings_and_those_of_the_server() -> None:
     first, other = Settings(models=PAIR, max_batch_size=7, port=9000).each
     assert first == Settings(model="default", engines=2, max_model_len=64, max_batch_size=7, port=9000)
-    assert other == Settings(model="hub/other", served_model_name="b", number=1, max_batch_size=7, port=9000)
+    assert other == Settings(
+        model="hub/other", served_model_name="b", tag=tag_of("hub/other", "default"), max_batch_size=7, port=9000
+    )
 
 
 def test_another_process_reads_the_same_models() -> None:
@@ -91,10 +93,6 @@ def test_models_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
             [{"model": "a", "served_model_name": "x"}, {"model": "b", "served_model_name": ["y", "x"]}],
             "'x' is the name",
         ),
-        (
-            [{"model": "a", "number": 3}, {"model": "b", "number": 3}],
-            r"a number of its own, from 0 to 999, not \[3, 3\]",
-        ),
         ({"model": "a"}, "is no list of models"),
         ([3], "the name of a model or an object with its settings, not 3"),
     ],
@@ -102,6 +100,16 @@ def test_models_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_models_are_refused(models: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(models=models)
+
+
+def test_a_tag_is_a_function_of_the_model() -> None:
+    """Whatever its place among the models and its revision are: ids of before lead to it."""
+    first, other = Settings(models=PAIR).each
+    assert (first.tag, other.tag) == ("", tag_of("hub/other@7", "default"))
+    again, back = Settings(models=PAIR[::-1]).each
+    assert (again.model, again.tag, back.tag) == ("hub/other", "", tag_of("default", "default"))
+    assert all(each.has_tag(other.tag) for each in (other, again))
+    assert not any(each.has_tag(other.tag) for each in (first, back))
 
 
 def test_two_models_of_one_name_or_pool_are_refused() -> None:
