@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any
@@ -16,9 +17,12 @@ from actors.replica import find_model, open_shards
 from gateway.app import create_app, prepare_process
 from gateway.gateway import ModelPools
 from gateway.model import ServedModel
+from services.errors import PoolUnavailable
 from services.joined import described, join
 from services.logs import configure
+from services.model_list import ListedModel, ModelList
 from services.models.generation import SamplingDefaults
+from services.models.pin import pin
 from services.settings.settings import Settings
 from services.settings.sources import load
 from services.text import Tokenizer
@@ -45,13 +49,30 @@ class GatewayReplica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Raises SettingsError if the settings do not allow it to join the other servers of the pool."""
-        models = [load_model(settings) for settings in self._settings.each]
+        source = ModelSource(self._settings)
+        models = [load_model(one.settings) for one in await source.first()]
         for one in models:
             said = described(one.settings, one.model.tokenizer.tables)
             await join(said, [shard.pool for shard in one.pools], log.warning)
-        app = create_app(models, self._settings, echo_request_id=False)
+        app = create_app(models, self._settings, echo_request_id=False, source=source)
         prepare_process()
         return app
+
+
+class ModelSource(ModelList):
+    """The list of the models in the pool's server, and what a gateway needs of each."""
+
+    async def first(self) -> list[ListedModel]:
+        """The models at the start: without the server's answer, those of the configuration."""
+        with contextlib.suppress(PoolUnavailable):
+            return await self.read()
+        return [ListedModel(each) for each in self._configured]
+
+    def load(self, settings: Settings) -> ModelPools:
+        return load_model(settings)
+
+    def pin(self, model: str) -> str:
+        return pin(model, self._settings.cache_dir, log.info)
 
 
 def load_model(settings: Settings) -> ModelPools:

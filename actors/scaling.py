@@ -113,19 +113,20 @@ async def announce(pool: Engines, cluster: str, configured: int, pause: float) -
 
 
 async def follow(models: Sequence[ModelSeats], period: float) -> None:
-    """Let Serve run as many schedulers as the models need, and a spare, looking every `period` seconds. To be called in
-    a replica of their deployment, for which Serve has the number for the configured engines. Returns if Serve does not
-    allow it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
+    """Let Serve run as many schedulers as the models need, and a spare, looking every `period` seconds; `models` may
+    change. To be called in a replica of their deployment, for which Serve has the number for the configured engines.
+    Returns if Serve does not allow it: its application has no `external_scaler_enabled`, as with its autoscaling."""
     context = serve.get_replica_context()
     running, told_at = sum(model.engines() for model in models) + 1, time.monotonic()
-    known = [LastAnswers[ClusterSeats]() for _ in models]
+    known: dict[str, LastAnswers[ClusterSeats]] = {}
     while True:
         await asyncio.sleep(period)
         try:
-            found = [
-                await answers.of(pool.engines(model.cluster, model.engines()) for pool in model.pools)
-                for answers, model in zip(known, models, strict=True)
-            ]
+            found = []
+            for model in [*models]:
+                answers = known.setdefault(model.tag, LastAnswers())
+                calls = (pool.engines(model.cluster, model.engines()) for pool in model.pools)
+                found.append(await answers.of(calls))
             needed = sum(map(schedulers_needed, found)) + 1
             if needed != running or time.monotonic() - told_at > REFRESH:
                 if not await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed):

@@ -27,9 +27,11 @@ from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
+from services.errors import PoolUnavailable
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
+from services.model_list import ListedModel, ModelList
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
 from services.scheduling import CostModel
@@ -39,6 +41,7 @@ from services.settings.sources import load
 from services.text import TextTables
 from services.tracing.tracer import Tracer, open_tracer
 
+LEAVING = 5.0  # seconds after which every gateway knows that a model takes no new requests
 STANDSTILL = 30.0  # seconds beyond two leases without a call to the pool after which a scheduler counts as dead
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,23 @@ class SchedulerModel:
         seats = ModelSeats(settings.tag, pools, cluster_of_model(cluster, settings.tag), engines)
         return cls(settings, info, TextTables.load(folder, info.pooling is None), pools, seats)
 
+    async def come_back(self) -> None:
+        """Let it have engines again if it went from this cluster earlier. Raises PoolUnavailable."""
+        for pool in self.pools:
+            if not (await pool.engines(self.seats.cluster, engines := self.seats.engines())).wanted:
+                await pool.scale(self.seats.cluster, engines)
+
+    async def gone(self) -> bool:
+        """Whether it has no requests and no engines any more. Without requests, its engines go. Raises
+        PoolUnavailable."""
+        overviews = [await pool.overview() for pool in self.pools]
+        if any(overview.waiting + overview.running for overview in overviews):
+            return False
+        for pool in self.pools:
+            await pool.scale(self.seats.cluster, 0)
+        seats = [await pool.engines(self.seats.cluster, 0) for pool in self.pools]
+        return not any(each.indices for each in seats)
+
     def context(
         self, seat: Seat, counters: Counters, owner: str, node: str, lifeline: Lifeline, tracer: Tracer | None
     ) -> SchedulerContext:
@@ -82,6 +102,9 @@ class SchedulerReplica:
         self._settings = load(**values)
         configure(self._settings, "scheduler")
         self._models: list[SchedulerModel] = []
+        self._seats: list[ModelSeats] = []  # of the models
+        self._leaving: dict[str, float] = {}  # when a model that takes no new requests was first seen so, by its tag
+        self._owned: Seat | None = None
         self._ownership: Ownership | None = None
         self._engines: list[int] = []  # of each model, in the configuration
         self._configured = asyncio.Event()  # set when the configuration was read
@@ -126,26 +149,27 @@ class SchedulerReplica:
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
-        for place, each in enumerate(settings.each):
-            engines = partial(self._configured_engines, place)
-            self._models.append(await asyncio.to_thread(SchedulerModel.load, each, cluster, engines))
+        listing = ModelList(settings)
+        await self._read_list(listing, cluster)
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
         engine_lost_at: float | None = None
         announcing = start(keep_running(self._announce), "the configuration")
         await self._announced.wait()
+        following = start(keep_running(partial(self._follow_list, listing, cluster)), "the list of the models")
         try:
             while not self._draining:
-                seats = [model.seats for model in self._models]
-                seat = await take_seat(seats, owner, settings.constants.lease, counters)
+                seat = await take_seat(self._seats, owner, settings.constants.lease, counters)
                 model = next(model for model in self._models if model.settings.tag == seat.model)
                 context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
-                self._ownership = Ownership(context, seat, engine_lost_at)
+                self._ownership, self._owned = Ownership(context, seat, engine_lost_at), seat
                 engine_lost_at = await self._own(self._ownership, seat)
-                self._ownership = None
+                self._ownership = self._owned = None
         finally:
             announcing.cancel()
+            following.cancel()
+            await listing.close()
             for pool in self._pools:
                 await pool.close()
             if tracer:
@@ -155,15 +179,73 @@ class SchedulerReplica:
     def _pools(self) -> list[RequestPool]:
         return [pool for model in self._models for pool in model.pools]
 
-    def _configured_engines(self, place: int) -> int:
-        """The number of engines in the configuration of the model at this place."""
-        return self._engines[place]
+    # --- the list of the models ---
+
+    async def _read_list(self, listing: ModelList, cluster: str) -> None:
+        """Load the models of the list, which has to be known: the ids and the seats of a model depend on it."""
+        while not self._models:
+            try:
+                await self._update(await listing.read(), cluster)
+            except PoolUnavailable as error:
+                log.warning("waiting for the pool: %s", error)
+                await asyncio.sleep(self._settings.constants.lease / 3)
+
+    async def _follow_list(self, listing: ModelList, cluster: str) -> None:
+        """Serve the models of the list. The owner of the default model's first seat removes those that have left."""
+        while True:
+            await asyncio.sleep(self._settings.constants.lease / 3)
+            with contextlib.suppress(PoolUnavailable):
+                await self._update(await listing.read(), cluster)
+                if self._leads:
+                    await self._remove_left(listing)
+
+    async def _update(self, listed: Sequence[ListedModel], cluster: str) -> None:
+        configured = {each.tag: place for place, each in enumerate(self._settings.each)}
+        known = {model.settings.tag: model for model in self._models}
+        for one in listed:
+            tag = one.settings.tag
+            if known.pop(tag, None) is None:
+                engines = partial(self._engines_of, configured.get(tag), one.settings.engines)
+                model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
+                self._models.append(model)
+                self._seats.append(model.seats)
+                if not one.leaving:
+                    await model.come_back()
+            if one.leaving:
+                self._leaving.setdefault(tag, time.monotonic())
+        for tag, model in known.items():
+            self._leaving.pop(tag, None)
+            self._models.remove(model)
+            self._seats.remove(model.seats)
+            for pool in model.pools:
+                await pool.close()
+
+    def _engines_of(self, place: int | None, added: int) -> int:
+        """The configured number of engines of the model at this place of the configuration; of one that was `added`
+        later, this one."""
+        return added if place is None or place >= len(self._engines) else self._engines[place]
+
+    async def _remove_left(self, listing: ModelList) -> None:
+        """Let models go that have left: without requests first their engines, then they themselves."""
+        for model in [*self._models]:
+            since = self._leaving.get(model.settings.tag)
+            if since is not None and time.monotonic() > since + LEAVING and await model.gone():
+                log.info("%s is removed", model.settings.model)
+                await listing.drop(model.settings)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this process owns the first seat of the default model."""
+        staying = (model.settings.tag for model in self._models if model.settings.tag not in self._leaving)
+        return self._owned is not None and self._owned.index == 0 and self._owned.model == next(staying, None)
+
+    # --- seats ---
 
     async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
-        if seat.index > 0 or seat.model != self._models[0].settings.tag:
+        if not self._leads:
             return await ownership.run()
-        following = partial(follow, [model.seats for model in self._models], self._settings.constants.lease / 3)
+        following = partial(follow, self._seats, self._settings.constants.lease / 3)
         task = start(keep_running(following), "the number of schedulers")
         try:
             return await ownership.run()
@@ -179,8 +261,7 @@ class SchedulerReplica:
             for task in telling:
                 task.cancel()
             pause = self._settings.constants.lease / 3
-            seats = [model.seats for model in self._models]
-            calls = (announce(pool, each.cluster, each.engines(), pause) for each in seats for pool in each.pools)
+            calls = (announce(pool, one.cluster, one.engines(), pause) for one in self._seats for pool in one.pools)
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()

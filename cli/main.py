@@ -13,11 +13,12 @@ from services.settings.names import suggestion
 from services.version import program_version
 
 COMMANDS = {
-    "serve": "serve a model: pool, engines, schedulers and gateway, until Ctrl-C",
+    "serve": "serve one model or several: pool, engines, schedulers and gateway, until Ctrl-C",
     "chat": "talk to a running server",
     "status": "what a running server is doing",
     "top": "the same in a terminal, iteration by iteration",
     "engines": "show the engines of a cluster, or add and remove some",
+    "models": "show the models of a running server, add one or remove one",
 }
 FLAGS = {"--help": "this list; after a command, its flags", "--version": "the version of this program"}
 

@@ -20,7 +20,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.errors import POOL_AWAY, ApiError, ClientGone, GatewayStops, Kind, error_response
 from gateway.files import routes as files_routes
 from gateway.files.store import FileStore
-from gateway.gateway import GatewayProcess, ModelPools
+from gateway.gateway import GatewayProcess, ModelPools, ModelSource
 from gateway.http import openapi
 from gateway.http.middleware import AuthenticationMiddleware, HeadMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.live import routes as live_routes
@@ -34,15 +34,18 @@ from services.settings.settings import Settings
 SWITCH_INTERVAL = 0.001  # seconds that a thread may run while the event loop waits; Python's default of 5 ms adds up
 
 
-def create_app(models: Sequence[ModelPools], settings: Settings, echo_request_id: bool = True) -> FastAPI:
-    """The app that serves `models`. Its lifespan runs the gateway, which connects to their pools and closes them.
+def create_app(
+    models: Sequence[ModelPools], settings: Settings, echo_request_id: bool = True, source: ModelSource | None = None
+) -> FastAPI:
+    """The app that serves `models`, and later those of the `source`. Its lifespan runs the gateway, which connects to
+    their pools and closes them.
 
     `echo_request_id`: return a client's `x-request-id`; false if the server around the app does so, as Ray Serve does.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = GatewayProcess(models, settings)
+        gateway = app.state.gateway = GatewayProcess(models, settings, source)
         live = app.state.live = LiveFeed(gateway, settings.demo)
         app.state.files = FileStore(settings.files_folder, settings.constants)
         app.state.batches = BatchFolders(settings.files_folder)

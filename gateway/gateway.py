@@ -9,7 +9,9 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -23,16 +25,20 @@ from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
-from services.background import start
+from services.background import keep_running, start
+from services.errors import ModelError, PoolUnavailable, SettingsError
 from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
+from services.model_list import ListedModel
 from services.models.info import choose_length
+from services.pool.pool import RequestPool
 from services.pool.shards import PoolShard, model_of
-from services.settings.models import check_names
+from services.settings.models import TAG, Entry, check_names, entries, own_entry
 from services.settings.settings import Settings
 from services.tracing.tracer import open_tracer
 
+PERIOD = 1.0  # seconds between looks at the list of the models
 STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
 
 
@@ -45,6 +51,16 @@ class ModelPools:
     settings: Settings
 
 
+class ModelSource(Protocol):
+    """Which models are served, while that may change, and what a gateway needs of each."""
+
+    async def read(self) -> list[ListedModel]: ...
+    async def add(self, entry: Entry) -> None: ...
+    async def leave(self, settings: Settings) -> None: ...
+    def load(self, settings: Settings) -> ModelPools: ...
+    def pin(self, model: str) -> str: ...
+
+
 class Gateway:
     """One model at a gateway: its pools, its tokenizer and its limits. `process` has what all models share."""
 
@@ -53,6 +69,7 @@ class Gateway:
         length = choose_length(served.model.info.max_model_len, settings.max_model_len)
         model = self.model = replace(served.model, info=replace(served.model.info, max_model_len=length))
         self.process = process
+        self.leaving = False  # it takes no new requests
         self.id, self.executor = process.id, process.executor
         self.counters = Counters(settings.metrics_tenants)
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
@@ -84,7 +101,8 @@ class Gateway:
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
         created = min((view.created for view in views if view.created), default=self.model.created)
-        return replace(self.model, created=created).card(name, "; ".join(known))
+        card = replace(self.model, created=created).card(name, "; ".join(known))
+        return {**card, "status": "leaving" if self.leaving else "ready" if any(v.ready for v in views) else "loading"}
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been
@@ -115,29 +133,39 @@ class Gateway:
 class GatewayProcess:
     """A gateway process: its models, and what they share. Its id is random: a restarted gateway is a new one."""
 
-    def __init__(self, models: Sequence[ModelPools], settings: Settings) -> None:
-        """The first model is the default. Raises UsageError if two have a name or their pool in common."""
+    def __init__(self, models: Sequence[ModelPools], settings: Settings, source: ModelSource | None = None) -> None:
+        """The first model is the default. `source` tells which models there are later. Raises UsageError if two have a
+        name or their pool in common."""
         self.id = secrets.token_hex(8)
         self.settings = settings
         self.executor = FairExecutor()
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         self.all = [Gateway(self, served) for served in models]
-        check_names([(each.model.info.name, each.model.names, each.shards.all[0].pool.name) for each in self.all])
+        self._source = source
+        self._runs: dict[Gateway, asyncio.Task[None]] = {}
+        self._updating = asyncio.Lock()
+        check_names([_named(each.model, each.shards.all[0].pool) for each in self.all])
 
     @property
     def first(self) -> Gateway:
-        """The default model."""
-        return self.all[0]
+        """The default model: the first that takes requests."""
+        return next((gateway for gateway in self.all if not gateway.leaving), self.all[0])
 
-    def named(self, name: str | None) -> Gateway:
-        """The model of this name, by default the first. Raises ApiError if there is none."""
+    def named(self, name: str | None, resumes: bool = False) -> Gateway:
+        """The model of this name, by default the first. Raises ApiError if there is none, or if it takes no new
+        requests; `resumes`: this one is not new."""
         if name is None or len(self.all) == 1:
             return self.first
         for gateway in self.all:
-            with contextlib.suppress(ApiError):
+            try:
                 gateway.validator.check_model(name)
-                return gateway
-        served = ", ".join(f"'{own}'" for gateway in self.all for own in gateway.model.names)
+            except ApiError:
+                continue
+            if gateway.leaving and not resumes:
+                text = f"The model '{name[:100]}' is being removed: it ends the requests that it has."
+                raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+            return gateway
+        served = ", ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
@@ -199,7 +227,69 @@ class GatewayProcess:
         return not self._life.done()
 
     async def _live(self) -> None:
-        await asyncio.gather(*(gateway.run() for gateway in self.all))
+        async with asyncio.TaskGroup() as self._group:
+            self._runs = {gateway: self._group.create_task(gateway.run()) for gateway in self.all}
+            if self._source:
+                await keep_running(partial(self._follow, self._source))
+
+    # --- models that come and go ---
+
+    async def load(self, entry: Entry) -> Gateway:
+        """Add a model with these settings of its own, which all gateways then serve. Returns when this one does. Raises
+        ApiError for a model that cannot be served, and PoolUnavailable."""
+        assert self._source, "models come from a list"
+        source = self._source
+        try:
+            (given,) = entries([{"pool": self.settings.pool} | entry])
+            own = own_entry(self.settings.of_server(), given, Settings)
+            own["model"] = await asyncio.to_thread(source.pin, own["model"])
+            made = await asyncio.to_thread(source.load, self.settings.of_model(own))
+            known = [_named(each.model, each.shards.all[0].pool) for each in self.all]
+            check_names([*known, _named(made.model, made.pools[0].pool)])
+            await source.add(own)
+        except (ModelError, SettingsError, ValueError) as error:
+            raise ApiError(Kind.INVALID, f"The model cannot be served: {error}", "model") from None
+        await self._update(source)
+        return next(gateway for gateway in self.all if gateway.settings.tag == own[TAG])
+
+    async def unload(self, name: str) -> Gateway:
+        """Let a model take no new requests, and go when it has none any more. Raises ApiError, PoolUnavailable."""
+        assert self._source, "models come from a list"
+        gateway = self.named(name, resumes=True)
+        gateway.validator.check_model(name)
+        try:
+            await self._source.leave(gateway.settings)
+        except SettingsError as error:
+            raise ApiError(Kind.INVALID, f"The model '{name[:100]}' stays: {error}.", "model") from None
+        gateway.leaving = True
+        return gateway
+
+    async def _follow(self, source: ModelSource) -> None:
+        """Serve the models of the list, looking each `PERIOD` seconds."""
+        while True:
+            with contextlib.suppress(PoolUnavailable):
+                await self._update(source)
+            await asyncio.sleep(PERIOD)
+
+    async def _update(self, source: ModelSource) -> None:
+        """Begin to serve models that are new in the list, and stop those that are not in it any more."""
+        async with self._updating:
+            known = {gateway.settings.tag: gateway for gateway in self.all}
+            for one in await source.read():
+                if (gateway := known.pop(one.settings.tag, None)) is None:
+                    gateway = Gateway(self, await asyncio.to_thread(source.load, one.settings))
+                    self._runs[gateway] = self._group.create_task(gateway.run())
+                    self.all = [*self.all, gateway]
+                gateway.leaving = one.leaving
+            for gateway in known.values():
+                self.all = [each for each in self.all if each is not gateway]
+                self._runs.pop(gateway).cancel()
+                await gateway.stop()
+
+
+def _named(model: ServedModel, pool: RequestPool) -> tuple[str, Sequence[str], str]:
+    """A model as `check_names` takes it."""
+    return model.info.name, model.names, pool.name
 
 
 def gateway_of(connection: HTTPConnection) -> GatewayProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
@@ -18,6 +19,7 @@ from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard, or_error
 from gateway.schemas.answers import Load, Model, ModelList, Version
+from gateway.schemas.strict import Strict
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
 from services.metrics import ModelPage, Wanted, render
@@ -127,6 +129,38 @@ async def model(request: Request, name: str) -> Model:
     gateway = gateway_of(request).named(name)
     gateway.validator.check_model(name)
     return gateway.model_card(name)
+
+
+class LoadModel(Strict):
+    model: str
+    settings: dict[str, Any] | None = None
+
+
+class UnloadModel(Strict):
+    model: str
+
+
+CHANGES = (*BODY_ERRORS, *POOL_ERRORS, Kind.MODEL_NOT_FOUND, Kind.OPERATOR_ONLY)
+
+
+@router.post("/v1/load_model", **documented(takes=LoadModel, gives=Model, errors=CHANGES))
+async def load_model(request: Request) -> Model:
+    """Adds a model, with settings of its own as in an entry of the setting `models`. Its engines load it then: its
+    `status` is `loading` meanwhile. For the operator's key only."""
+    process = gateway_of(request)
+    fields = await parse(request, LoadModel, process.limits)
+    gateway = await process.load({"model": fields.model} | (fields.settings or {}))
+    return gateway.model_card(gateway.model.name)
+
+
+@router.post("/v1/unload_model", **documented(takes=UnloadModel, gives=Model, errors=CHANGES))
+async def unload_model(request: Request) -> Model:
+    """Removes a model. It takes no new requests from now on, and goes when those that it has have ended. For the
+    operator's key only."""
+    process = gateway_of(request)
+    fields = await parse(request, UnloadModel, process.limits)
+    gateway = await process.unload(fields.model)
+    return gateway.model_card(gateway.model.name)
 
 
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))

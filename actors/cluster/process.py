@@ -48,6 +48,7 @@ from services.settings.sources import load
 APPLICATION = "orca"  # its name in Serve
 POLL = 0.05  # seconds
 LOOK_EVERY = 1.0  # seconds between looks whether an engine has failed
+ADDED = 64  # ranks of models that an operator may add
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ def _start_ray(settings: Settings, folder: Path) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
     use_small_head()
     ranks = sum(each.most_engines * layout_of(each).size for each in settings.each)
+    ranks += ADDED * bool(settings.operator_api_key)
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, ranks),

@@ -39,7 +39,7 @@ DOCS = {
 # A browser that opens a page sends no key, and the documentation contains no secret.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 # routes that change what is served: they need the operator's key, and are off without one
-OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"})
 PAGE = "/ui"  # the live page; its files, which contain no secret either, lie below
 FEED = "/ui/feed"
 

@@ -37,7 +37,7 @@ class LiveFeed:
 
     def __init__(self, gateway: GatewayProcess, demo: bool) -> None:
         self._gateway = gateway
-        self._broadcasts = [shard.pool.broadcast() for model in gateway.all for shard in model.shards.all]
+        self._broadcasts: list[Broadcast] = []  # of the models that there were when the first watcher came
         self._demo = demo
         self._watchers: list[Watcher] = []
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -58,6 +58,8 @@ class LiveFeed:
         watcher = Watcher(tenant)
         self._watchers.append(watcher)
         if not self._tasks:
+            pools = [shard.pool for model in self._gateway.all for shard in model.shards.all]
+            self._broadcasts = [pool.broadcast() for pool in pools]
             parts: list[Callable[[], Awaitable[None]]] = [self._tick]
             parts += [partial(self._listen, broadcast) for broadcast in self._broadcasts]
             self._tasks = tuple(start(keep_running(part), "the live feed") for part in parts)

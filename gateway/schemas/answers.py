@@ -78,6 +78,7 @@ class Usage(TypedDict):
 class ModelDetails(TypedDict):
     default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
     weights: NotRequired[str]  # how the engines keep them
+    status: NotRequired[Literal["loading", "ready", "leaving"]]  # `loading`: without an engine that is ready
 
 
 class Model(ModelDetails):

@@ -335,9 +335,10 @@ class RequestPool:
     # --- observers ---
 
     async def scale(self, cluster: str, engines: int) -> None:
-        """Let a cluster have this number of engines, at least one. Surplus seats, from this index on, claim nothing."""
-        if engines < 1:
-            raise ValueError(f"a cluster has at least 1 engine, not {engines}")
+        """Let a cluster have this number of engines; 0 when its model goes. Surplus seats, from this index on, claim
+        nothing."""
+        if engines < 0:
+            raise ValueError(f"a cluster has at least 0 engines, not {engines}")
         await self._run("scale", cluster=cluster, engines=engines)
 
     def broadcast(self) -> Broadcast:

@@ -18,7 +18,7 @@ from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
-from services.settings.models import TAG, Entry, settled, tag_of
+from services.settings.models import OWN, TAG, Entry, settled, tag_of
 from services.settings.names import PARTS
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
@@ -309,6 +309,10 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         """Return the settings of the model with this entry, as a server of this model alone would have them."""
         shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
         return Settings(**shared | entry)
+
+    def of_server(self) -> dict[str, Any]:
+        """Return the values of the settings that no model has of its own."""
+        return {name: getattr(self, name) for name in NAMES if name not in OWN and name != "models"}
 
     def has_tag(self, tag: str) -> bool:
         """Return whether ids of this model's requests may have this tag: its own, or the one that it has in another

@@ -58,8 +58,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def engines(redis_url: str, folders: list[Path], settings: Settings) -> Iterator[list[Stack]]:
-    """A server of each model alone, with its engine."""
-    a, b = settings.each
+    """A server of each model alone, with its engine, and without the batches of the others."""
+    a, b = (each.model_copy(update={"files_dir": str(folders[0] / "files")}) for each in settings.each)
     # the second model has two shards
     shards = f"0={redis_url} 2={redis_url}"
     with Stack(redis_url, "models-a", folders[0], a) as first, Stack(shards, "models-b", folders[1], b) as other:

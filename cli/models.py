@@ -1,0 +1,81 @@
+"""`orca models`: shows the models of a running server, adds one and removes one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import httpx
+
+from cli.arguments import Parser
+from cli.server import add_server, connection, not_answering
+from services.errors import OrcaError, UsageError
+
+POLL = 0.5  # seconds
+LOADING = 900.0  # seconds that a model may take to be fetched and converted
+
+
+def run(arguments: list[str]) -> None:
+    parser = Parser("orca models", "The models of a running server. Adding and removing need its operator's key.")
+    parser.add_argument("action", nargs="?", choices=("list", "add", "remove"), default="list")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="as for orca serve; to remove one, its name")
+    parser.add_argument("--settings", type=_object, default={}, metavar="JSON", help="what the model has of its own")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the model is ready, or gone")
+    add_server(parser)
+    options = parser.read(arguments)
+    if (options.action == "list") != (options.model is None):
+        raise UsageError("orca models list, orca models add MODEL, or orca models remove NAME")
+    with httpx.Client(**connection(options.url, options.api_key), timeout=LOADING) as client:
+        if options.action == "list":
+            for card in _cards(client):
+                print(f"{card['id']:40} {card['status']:8} {card['max_model_len']:>10,} tokens")
+            return
+        adds = options.action == "add"
+        path, settings = ("/v1/load_model", {"settings": options.settings}) if adds else ("/v1/unload_model", {})
+        card = _answer(client, client.build_request("POST", path, json={"model": options.model} | settings))
+        _wait(client, card["id"], card["status"] if options.no_wait else "ready" if adds else "gone")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("is no JSON object with settings of the model")
+    return found
+
+
+def _wait(client: httpx.Client, name: str, end: str) -> None:
+    """Print the state of a model each time that it has changed, until it is `end`."""
+    said = ""
+    while said != end:
+        state = next((card["status"] for card in _cards(client) if card["id"] == name), "gone")
+        if state != said:
+            print(f"{name}: {state}", flush=True)
+            said = state
+        else:
+            time.sleep(POLL)
+
+
+def _cards(client: httpx.Client) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = _answer(client, client.build_request("GET", "/v1/models"))["data"]
+    return listed
+
+
+def _answer(client: httpx.Client, request: httpx.Request) -> dict[str, Any]:
+    """Raises OrcaError if no server answers, or with the server's own words if it refuses."""
+    try:
+        response = client.send(request)
+    except httpx.HTTPError as error:
+        raise OrcaError(not_answering(client.base_url, error)) from error
+    try:
+        answer: dict[str, Any] = response.json()
+        said = answer["error"]["message"] if response.is_error else ""
+    except (ValueError, KeyError, TypeError):
+        raise OrcaError(not_answering(client.base_url, response)) from None
+    if said:
+        raise OrcaError(said)
+    return answer

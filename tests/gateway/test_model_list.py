@@ -1,0 +1,185 @@
+"""Models that come and go while gateways run: each follows the list in the pool's server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from clients import wait_until
+from sse_client import RESUMABLE, first, rest
+from stack import Stack
+from tiny_text import make_folder
+
+from gateway.gateway import ModelPools
+from services.model_list import ModelList
+from services.pool.shards import model_of
+from services.settings.models import tag_of
+from services.settings.settings import Settings
+
+OPERATOR = {"Authorization": "Bearer operator"}
+TAG = tag_of("b", "default")
+_numbers = itertools.count()
+
+
+class Source(ModelList):
+    """The list, with models whose engines run in `stacks`, by their names in settings."""
+
+    def __init__(self, settings: Settings, stacks: dict[str, Stack]) -> None:
+        super().__init__(settings)
+        self._stacks = stacks
+
+    def load(self, settings: Settings) -> ModelPools:
+        (made,) = self._stacks[settings.model.partition("@")[0]].models()
+        name = settings.served_model_name[0]
+        return ModelPools(replace(made.model, name=name), made.pools, settings)
+
+    def pin(self, model: str) -> str:
+        return f"{model}@1"
+
+
+class Follower(Stack):
+    """A gateway that follows the list."""
+
+    def __init__(self, redis_url: str, folder: Path, settings: Settings, stacks: dict[str, Stack]) -> None:
+        super().__init__(redis_url, "none", folder, settings, engine=False)
+        self._stacks = stacks
+
+    def source(self) -> Source:
+        return Source(self.settings, self._stacks)
+
+    def models(self) -> list[ModelPools]:
+        return [self.source().load(each) for each in self.settings.each]
+
+
+@pytest.fixture(scope="module")
+def stacks(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack]]:
+    folders = [make_folder(tmp_path_factory.mktemp(name), backwards=name == "b") for name in "ab"]
+    a, b = Settings(served_model_name="alpha"), Settings(served_model_name="beta")
+    with Stack(redis_url, "list-a", folders[0], a) as first, Stack(redis_url, "list-b", folders[1], b) as other:
+        yield {"a": first, "b": other}
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path) -> Settings:
+    own: dict[str, Any] = {"pool": f"p{next(_numbers)}", "files_dir": str(tmp_path), "operator_api_key": "operator"}
+    return Settings(model="a", served_model_name="alpha", redis_url=redis_url, **own)
+
+
+@pytest.fixture
+def gateways(redis_url: str, settings: Settings, stacks: dict[str, Stack]) -> Iterator[list[httpx.Client]]:
+    folder = stacks["a"]._folder
+    with (
+        Follower(redis_url, folder, settings, stacks) as one,
+        Follower(redis_url, folder, settings, stacks) as two,
+        httpx.Client(base_url=one.url, timeout=20) as first,
+        httpx.Client(base_url=two.url, timeout=20) as other,
+    ):
+        for http in (first, other):
+            wait_until(lambda http=http: http.get("/ready").is_success)
+        yield [first, other]
+
+
+def states(http: httpx.Client) -> dict[str, str]:
+    return {card["id"]: card["status"] for card in http.get("/v1/models").json()["data"]}
+
+
+def change(http: httpx.Client, how: str, **body: Any) -> httpx.Response:
+    return http.post(f"/v1/{how}_model", json=body, headers=OPERATOR)
+
+
+def complete(http: httpx.Client, model: str) -> httpx.Response:
+    return http.post("/v1/completions", json={"model": model, "prompt": "hello", "max_tokens": 2})
+
+
+def message(response: httpx.Response) -> str:
+    assert response.is_error, response.text
+    text: str = response.json()["error"]["message"]
+    return text
+
+
+def test_a_model_is_added_and_leaves(
+    gateways: list[httpx.Client], settings: Settings, stacks: dict[str, Stack]
+) -> None:
+    one, other = gateways
+    assert complete(other, "beta").status_code == 404
+    added = change(one, "load", model="b", settings={"served_model_name": "beta", "max-model-len": 64})
+    assert added.json()["max_model_len"] == 64
+    for http in gateways:
+        wait_until(lambda http=http: states(http) == {"alpha": "ready", "beta": "ready"})
+        made = complete(http, "beta").json()
+        assert (made["model"], model_of(made["id"])) == ("beta", tag_of("b", settings.pool))
+    (event,) = first(one, "/v1/completions", {"model": "beta", "prompt": "SLOWabc ", "max_tokens": 20}, 1, **RESUMABLE)
+    assert change(other, "unload", model="beta").json()["status"] == "leaving"
+    wait_until(lambda: states(one) == {"alpha": "ready", "beta": "leaving"})
+    assert message(complete(one, "beta")) == "The model 'beta' is being removed: it ends the requests that it has."
+    assert rest(other, event.id or "")[-2].json()["choices"][0]["finish_reason"] == "length"
+    (gone,) = [listed for listed in stacks["a"].call(_read(settings)) if listed.leaving]
+    stacks["a"].call(_drop(settings, gone.settings))
+    for http in gateways:
+        wait_until(lambda http=http: states(http) == {"alpha": "ready"})
+        assert complete(http, "beta").status_code == 404
+    assert complete(one, "alpha").status_code == 200
+
+
+async def _read(settings: Settings) -> Any:
+    listing = ModelList(settings)
+    try:
+        return await listing.read()
+    finally:
+        await listing.close()
+
+
+async def _drop(settings: Settings, gone: Settings) -> None:
+    listing = ModelList(settings)
+    try:
+        await listing.drop(gone)
+    finally:
+        await listing.close()
+
+
+def test_the_default_leaves(gateways: list[httpx.Client]) -> None:
+    one, other = gateways
+    assert message(change(one, "unload", model="alpha")).startswith("The model 'alpha' stays: it is the last model")
+    change(one, "load", model="b", settings={"served_model_name": "beta"})
+    assert change(one, "unload", model="alpha").is_success
+    for http in (one, other):
+        wait_until(lambda http=http: http.post("/v1/completions", json={"prompt": "a"}).json()["model"] == "beta")
+
+
+def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
+    http, _ = gateways
+    assert http.post("/v1/load_model", json={"model": "b"}).status_code == 403
+    assert message(change(http, "unload", model="gamma")).startswith("The model 'gamma' does not exist")
+    for body, why in (
+        ({"model": "b", "settings": {"engins": 2}}, "unknown setting 'engins'; did you mean engines"),
+        ({"model": "b", "settings": {"port": 2}}, "an entry has settings of one model, not of the server"),
+        ({"model": "b", "settings": {"engines": 0, "served_model_name": "x"}}, "greater than or equal to 1"),
+        ({"model": "b", "settings": {"served_model_name": "alpha"}}, "two models have the name 'alpha'"),
+    ):
+        assert why in message(change(http, "load", **body))
+    assert states(http) == {"alpha": "ready"}
+
+
+def test_without_a_key_of_the_operator_the_routes_are_off(stack: Stack, http: httpx.Client) -> None:
+    assert "operator_api_key" in message(change(http, "load", model="b"))
+
+
+async def test_the_list_outlives_the_server_and_belongs_to_a_configuration(settings: Settings) -> None:
+    first, again = ModelList(settings), ModelList(settings.pinned(lambda name: f"{name}@2"))
+    entry = Settings(models=["a", {"model": "b@1", "pool": settings.pool, "engines": 3}]).models[1]
+    await first.add(entry)
+    listed = await again.read()
+    assert [(one.settings.model, one.settings.engines) for one in listed] == [("a@2", 1), ("b@1", 3)]
+    await first.leave(settings)
+    assert [one.leaving for one in await again.read()] == [True, False]
+    await first.drop(settings)
+    assert [one.settings.model for one in await again.read()] == ["b@1"]
+    other = ModelList(Settings(model="c", pool=settings.pool, redis_url=settings.redis_url))
+    assert [one.settings.model for one in await other.read()] == ["c"]
+    for one in (first, again, other):
+        await one.close()
