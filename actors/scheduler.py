@@ -70,14 +70,15 @@ class SchedulerModel:
     async def come_back(self) -> None:
         """Let it have engines again if it went from this cluster earlier. Raises PoolUnavailable."""
         for pool in self.pools:
-            if not (await pool.engines(self.seats.cluster, engines := self.seats.engines())).wanted:
-                await pool.scale(self.seats.cluster, engines)
+            if not (await pool.engines(self.seats.cluster, self.settings.engines)).wanted:
+                await pool.scale(self.seats.cluster, self.settings.engines)
 
     async def gone(self) -> bool:
         """Whether it has no requests and no engines any more. Without requests, its engines go. Raises
         PoolUnavailable."""
         overviews = [await pool.overview() for pool in self.pools]
         if any(overview.waiting + overview.running for overview in overviews):
+            await self.come_back()  # the cluster may have been started meanwhile
             return False
         for pool in self.pools:
             await pool.scale(self.seats.cluster, 0)
@@ -205,7 +206,7 @@ class SchedulerReplica:
         for one in listed:
             tag = one.settings.tag
             if known.pop(tag, None) is None:
-                engines = partial(self._engines_of, configured.get(tag), one.settings.engines)
+                engines = partial(self._engines_of, one.settings, configured.get(tag))
                 model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
                 self._models.append(model)
                 self._seats.append(model.seats)
@@ -220,10 +221,12 @@ class SchedulerReplica:
             for pool in model.pools:
                 await pool.close()
 
-    def _engines_of(self, place: int | None, added: int) -> int:
-        """The configured number of engines of the model at this place of the configuration; of one that was `added`
-        later, this one."""
-        return added if place is None or place >= len(self._engines) else self._engines[place]
+    def _engines_of(self, model: Settings, place: int | None) -> int:
+        """The configured number of engines of a model, which is at this `place` of the configuration if it was not
+        added later. A pool that has forgotten a model which left gets none."""
+        if model.tag in self._leaving:
+            return 0
+        return model.engines if place is None or place >= len(self._engines) else self._engines[place]
 
     async def _remove_left(self, listing: ModelList) -> None:
         """Let models go that have left: without requests first their engines, then they themselves."""

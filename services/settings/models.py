@@ -73,7 +73,7 @@ def settled(values: Entry, make: Callable[..., Any]) -> Entry:
     given: tuple[Entry, ...] = entries(values.pop("models", None) or ())
     if not given:
         return values
-    if (first := values.pop("model", given[0]["model"])) != given[0]["model"]:
+    if (first := values.pop("model", "default")) not in ("default", given[0]["model"]):
         raise ValueError(f"model={first!r} and models: name the models in one of them")
     if len(given) == 1:
         return values | given[0]
