@@ -33,7 +33,7 @@ class Screen:
         # of each engine a line of figures, its strip and an empty line; then the legend
         rows = (height - len(lines) - 1) // max(1, len(engines)) - 2
         for name, about in engines.items():
-            lines.append(_figures(_short(name, engines), about))
+            lines.append(_figures(_short(self._view, name), about))
             strip = self._view.engines.get(name)
             if strip and rows >= FEWEST_ROWS:
                 lines += _strip(strip, width, rows, marks)
@@ -48,7 +48,7 @@ def summary(view: LiveView) -> str:
     """The figures in one line, for an output that is no terminal."""
     state = view.state
     engines = _engines(view)
-    blocks = ", ".join(f"{_short(name, engines)}: {_blocks(about)}" for name, about in engines.items())
+    blocks = ", ".join(f"{_short(view, name)}: {_blocks(about)}" for name, about in engines.items())
     return "  ".join([*_counts(state), *_times(state), f"KV blocks of engine {blocks}" if blocks else "no engine"])
 
 
@@ -61,7 +61,8 @@ def _head(view: LiveView, url: str) -> list[Text]:
         first.append(f"  connecting again: {view.broken}", "bold red")
     elif view.lost:
         first.append(f"  {view.lost} events lost", "yellow")
-    return [first, Text("  ".join([*_counts(state), *_times(state)]))]
+    models = [Text(f"{one['name']}  running {one['running']}  waiting {one['waiting']}") for one in _models(view)]
+    return [first, Text("  ".join([*_counts(state), *_times(state)])), *models]
 
 
 def _counts(state: Mapping[str, Any]) -> Iterable[str]:
@@ -81,10 +82,18 @@ def _engines(view: LiveView) -> dict[str, Mapping[str, Any]]:
     return {str(about["name"]): about for about in view.state.get("engines", ())}
 
 
-def _short(name: str, others: Iterable[str]) -> str:
-    """The number of an engine, or its whole name where engines of several servers share the pool."""
+def _models(view: LiveView) -> list[dict[str, Any]]:
+    """The models of a server with several."""
+    return list(view.state.get("models", ()))
+
+
+def _short(view: LiveView, name: str) -> str:
+    """The number of an engine, with its model if there are several, or its whole name where engines of several servers
+    share the pool."""
     server, _, number = name.rpartition("/")
-    return number if all(other.startswith(f"{server}/") for other in others) else name
+    if model := next((one["name"] for one in _models(view) if name in one["engines"]), ""):
+        return f"{number} of {model}"
+    return number if all(other.startswith(f"{server}/") for other in _engines(view)) else name
 
 
 def _figures(name: str, about: Mapping[str, Any]) -> Text:

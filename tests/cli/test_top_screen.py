@@ -142,3 +142,16 @@ def test_lost_events_are_counted_and_others_skipped() -> None:
     for event in (Event('{"batches": 3}', name="lost"), Event('{"batches": 1}', name="lost"), Event("{}", name="new")):
         view.feed(event)
     assert view.lost == 4
+
+
+def test_several_models_have_rows() -> None:
+    view = LiveView()
+    models = [
+        {"name": name, "waiting": 3, "running": 4, "engines": [engine]}
+        for name, engine in (("a", ENGINE), ("b", "c/1"))
+    ]
+    view.feed(Event(orjson.dumps(STATE | {"models": models}).decode(), name="state"))
+    lines = drawn(view, 100, 20)
+    assert [line.strip() for line in lines[2:4]] == ["a  running 4  waiting 3", "b  running 4  waiting 3"]
+    assert any(line.startswith("engine 0 of a") for line in lines)
+    assert "1 of b" in summary(view)

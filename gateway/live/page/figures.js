@@ -32,8 +32,12 @@ export class Figures {
     element("kv-blocks").textContent = `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`;
     element("gateways").textContent = plural(state.gateways, "gateway");
     element("served").textContent = state.model ?? "";
-    const labelled = (one) => engine(one, labelOf(one.name, one.alive ? names : [...names, one.name]));
-    element("engines").replaceChildren(...state.engines.map(labelled));
+    const models = state.models ?? []; // none of a server with one model
+    const modelOf = new Map(models.flatMap((one) => one.engines.map((name) => [name, one.name])));
+    const numberOf = (one) => labelOf(one.name, one.alive ? names : [...names, one.name]);
+    const labelled = (one) =>
+      engine(one, modelOf.has(one.name) ? `${one.name.split("/").pop()} of ${modelOf.get(one.name)}` : numberOf(one));
+    element("engines").replaceChildren(...models.map(model), ...state.engines.map(labelled));
   }
 
   _figure(name, value) {
@@ -47,6 +51,16 @@ export class Figures {
     const points = values.map((value, i) => `${(i * step).toFixed(1)},${(22 - (20 * value) / most).toFixed(1)}`);
     line.setAttribute("points", points.join(" "));
   }
+}
+
+/** The row of one of several models. */
+function model({ name, running, waiting }) {
+  const item = document.createElement("li");
+  const head = item.appendChild(document.createElement("div"));
+  head.className = "engine-head";
+  add(head, "strong", "", name);
+  add(head, "span", "quiet", `${running} running, ${waiting} waiting`);
+  return item;
 }
 
 function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
