@@ -49,15 +49,17 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _wait(client: httpx.Client, name: str, end: str) -> None:
-    """Print the state of a model each time that it has changed, until it is `end`."""
-    said = ""
-    while said != end:
-        state = next((card["status"] for card in _cards(client) if card["id"] == name), "gone")
-        if state != said:
-            print(f"{name}: {state}", flush=True)
-            said = state
-        else:
+    """Print the states of a model as they come, until it is `end`. Each is printed once: gateways learn of it one after
+    the other."""
+    said: set[str] = set()
+    while end not in said:
+        absent = "gone" if end == "gone" else "loading"
+        state = next((card["status"] for card in _cards(client) if card["id"] == name), absent)
+        if state in said:
             time.sleep(POLL)
+        else:
+            print(f"{name}: {state}", flush=True)
+            said.add(state)
 
 
 def _cards(client: httpx.Client) -> list[dict[str, Any]]:
