@@ -299,7 +299,7 @@ class Engine:
             assert self._adapters, f"{new.id}: this engine has no adapters"
             is_new = digest not in self._adapters
             error = self._adapters.need(digest)
-            if is_new and self._links and not self._links.least(not error) and not error:
+            if is_new and self._links and not self._links.least(int(not error)) and not error:
                 error = f"another rank cannot read the adapter {digest[:12]}"
                 self._adapters.drop(digest)
             if error:
