@@ -189,7 +189,9 @@ def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
     )
     scheduler.add([SECOND])
     first = scheduler.select()
-    assert first and first.wants_forced
+    assert first
+    assert first.wants_forced
     scheduler.update(IterationResult("e", first.step, {"1": 10}, elapsed=1.0, forced={"1": [7, 8, 9]}))
     second = scheduler.select()
-    assert second and second.drafts == {"1": [7, 8, 9]}
+    assert second
+    assert second.drafts == {"1": [7, 8, 9]}
