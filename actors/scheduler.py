@@ -24,6 +24,7 @@ from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import Seat, take_seat
 from services.background import keep_running, start
+from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
@@ -90,6 +91,7 @@ class SchedulerReplica:
         settings = self._settings
         folder, model = await asyncio.to_thread(find_model, settings)
         text = TextTables.load(folder, model.pooling is None)
+        return_memory()
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"

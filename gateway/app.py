@@ -31,6 +31,7 @@ from gateway.model import ServedModel
 from gateway.responses import routes as responses_routes
 from gateway.streaming import CLIENT_CLOSED_REQUEST
 from services.errors import PoolUnavailable
+from services.limits import return_memory
 from services.models.info import choose_length
 from services.pool.shards import PoolShard
 from services.settings.settings import Settings
@@ -126,7 +127,9 @@ async def _stopping(request: Request, error: Exception) -> Response:
 
 def prepare_process() -> None:
     """To be called once all modules and the tokenizer are loaded. Garbage collection skips these objects, which would
-    block the event loop for 100 ms, and threads yield to the event loop sooner."""
+    block the event loop for 100 ms, memory that only the start needed is returned, and threads yield to the event loop
+    sooner."""
     gc.collect()
     gc.freeze()
+    return_memory()
     sys.setswitchinterval(SWITCH_INTERVAL)

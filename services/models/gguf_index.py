@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services import wire
-from services.errors import ModelError, Unreadable
+from services.errors import ModelError, OtherWeights, Unreadable
 
 INDEX = "gguf.index"
 # the types of blocks that engine/weights/gguf.py reads; a backend that executes weights as they are stored reads a
@@ -49,14 +49,16 @@ class Source:
         return cls(str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def check(self) -> None:
-        """Raise ModelError if the file is not what it was."""
-        what = f"{self.path}, in which the weights of a converted model lie,"
+        """Raise OtherWeights if the file is not what it was."""
+        what = f"{self.path}, in which weights of a converted model lie,"
         try:
             now = Source.of(Path(self.path))
         except OSError as error:
-            raise ModelError(f"{what} cannot be read: {error.strerror}; put it back, or serve it where it is") from None
+            raise OtherWeights(
+                f"{what} cannot be read: {error.strerror}; put it back, or serve it where it is now"
+            ) from None
         if now != self:
-            raise ModelError(f"{what} has changed; start the server again, or serve the file by its own path")
+            raise OtherWeights(f"{what} has changed; put it back, or start the server again")
 
 
 @dataclass(frozen=True, slots=True)

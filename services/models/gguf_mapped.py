@@ -16,7 +16,7 @@ class MappedGguf:
     """Tensors share the mapped memory unless their rows are reordered. Writing to one changes no file."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """Raises ModelError for a file that is absent, or not what it was."""
+        """Raises OtherWeights for a file that is absent, or not what it was."""
         for source in sources:
             source.check()
         self._files = [np.memmap(source.path, np.uint8, "c") for source in sources]

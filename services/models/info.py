@@ -120,6 +120,8 @@ def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
 
 def _revision(folder: Path, cache_dir: Path | None) -> str:
     if index := GgufIndex.read(folder):
+        for source in index.sources:
+            source.check()
         weights = index.contents
     else:
         weights = [(file.name, contents(file, cache_dir)) for file in weights_files(folder)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,9 @@ def test_a_file_that_changes_is_converted_again(file: Path, tmp_path: Path) -> N
     pinned = pin(str(file), cache)
     folder = resolve(pinned, cache)
     change(file)
-    with pytest.raises(ModelError, match=r"model\.gguf, in which the weights of a converted model lie, has changed"):
-        Checkpoint(folder)
+    for read in (Checkpoint, ModelInfo.load, partial(check_pin, pinned, cache_dir=cache)):  # also by one that reads
+        with pytest.raises(OtherWeights, match=r"model\.gguf, in which weights of a converted model lie, has changed"):
+            read(folder=folder)
     other = resolve(pinned, cache)
     Checkpoint(other)
     with pytest.raises(OtherWeights, match=r"model\.gguf have changed: they are revision \w+"):
@@ -88,10 +90,11 @@ def test_a_file_that_was_copied_is_the_same_model(file: Path, tmp_path: Path) ->
 def test_a_file_that_moved_is_named(file: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     folder = resolve(str(file), cache)
+    revision = ModelInfo.load(folder).revision
     moved = file.rename(tmp_path / "moved.gguf")
     with pytest.raises(ModelError, match=r"model\.gguf, in which .* lie, cannot be read: No such file or directory"):
         Checkpoint(folder)
-    assert ModelInfo.load(resolve(str(moved), cache)).revision == ModelInfo.load(folder).revision
+    assert ModelInfo.load(resolve(str(moved), cache)).revision == revision
 
 
 def test_an_index_that_is_torn_is_named(file: Path, tmp_path: Path) -> None:
