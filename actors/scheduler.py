@@ -27,6 +27,7 @@ from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
+from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
@@ -129,6 +130,7 @@ class SchedulerReplica:
         for place, each in enumerate(settings.each):
             engines = partial(self._configured_engines, place)
             self._models.append(await asyncio.to_thread(SchedulerModel.load, each, cluster, engines))
+        return_memory()
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
         engine_lost_at: float | None = None
