@@ -81,10 +81,6 @@ class Checkpoint:
         return {name: FORMATS[kind].groups for name, kind in self._kinds.items()} if self._as_stored else {}
 
     @property
-    def has_blocks(self) -> bool:
-        return bool(self._kinds)
-
-    @property
     def names(self) -> list[str]:
         """All names."""
         return list(self._files)
