@@ -28,6 +28,7 @@ from actors.scaling import announce, follow
 from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
+from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
@@ -152,6 +153,7 @@ class SchedulerReplica:
         owner = f"{lifeline.address}/{os.getpid()}"
         listing = ModelList(settings)
         await self._read_list(listing, cluster)
+        return_memory()
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
         engine_lost_at: float | None = None
