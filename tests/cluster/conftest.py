@@ -8,10 +8,14 @@ import pytest
 
 from load.server import OrcaServer
 
+OPERATOR = "the-operator"  # who may add models
+
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrcaServer]:
-    with OrcaServer(tmp_path_factory.mktemp("server"), "--dtype", "float32", "--gateways", "1") as server:
+    with OrcaServer(
+        tmp_path_factory.mktemp("server"), "--dtype", "float32", "--gateways", "1", "--operator-api-key", OPERATOR
+    ) as server:
         yield server
         assert server.end() == 0
 
