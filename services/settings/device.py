@@ -13,9 +13,9 @@ ROCM = Path("/dev/kfd")  # what torch calls CUDA in its builds for AMD's GPUs
 
 
 def check(settings: Settings, driver: str = DRIVER, rocm: Path = ROCM) -> None:
-    """Raise UsageError for settings of a model that need a GPU, if this machine has no driver of one. With a driver, the
-    engine finds out whether there is a GPU. Engines of several models on CPUs share the memory: their shares of it must
-    not be more than all of it."""
+    """Raise UsageError for settings of a model that need a GPU, if this machine has no driver of one. With a driver,
+    the engine finds out whether there is a GPU. Engines of several models on CPUs share the memory: their shares of it
+    must not be more than all of it."""
     models = settings.each
     for each in models:
         _check_driver(each, driver, rocm)
