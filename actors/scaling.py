@@ -133,7 +133,7 @@ def scheduler_scaling(settings: Settings, values: dict[str, Any]) -> Autoscaling
     """Serve's autoscaling of schedulers: one for each engine, and the spare. `values` are settings by name as the
     schedulers get them."""
     return AutoscalingConfig(
-        min_replicas=settings.min_engines + 1,
+        min_replicas=settings.fewest_engines + 1,
         initial_replicas=settings.engines + 1,
         max_replicas=settings.max_engines + 1,
         upscale_delay_s=0.0,  # the policy has its own delays
@@ -159,7 +159,7 @@ def scaling_of(settings: Settings) -> Scaling:
     if batch == "auto":
         batch = MOST_REQUESTS if settings.device == "cuda" else CPU_BATCH
     return Scaling(
-        min_engines=settings.min_engines,
+        min_engines=settings.fewest_engines,
         max_engines=settings.max_engines,
         requests_per_engine=batch,
         upscale_delay=settings.upscale_delay,

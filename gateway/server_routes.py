@@ -45,14 +45,17 @@ async def load(request: Request) -> Load:
 
 @router.get("/ready", **documented(text=True, errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
-    names the shards for which that is not so."""
+    """200 while a pool accepts requests and an engine is ready for them, even if it is busy, or sleeps and wakes up for
+    them; as of the last second. The text says how deep it sleeps, and names the shards for which that is not so."""
     shards = gateway_of(request).shards.all
     errors = {shard.number: error for shard in shards if (error := _not_ready(shard))}
     if len(errors) == len(shards):
         raise errors[shards[0].number]
-    lines = (f"shard {number}: {error.message}" for number, error in errors.items())
-    return Response("\n".join(lines), media_type="text/plain")
+    levels = {shard.number: shard.overview().level for shard in shards if shard.number not in errors}
+    lines = {number: error.message for number, error in errors.items()}
+    lines |= {number: level.name.lower() for number, level in levels.items() if level}
+    texts = [text if len(shards) == 1 else f"shard {number}: {text}" for number, text in sorted(lines.items())]
+    return Response("\n".join(texts), media_type="text/plain")
 
 
 def _not_ready(shard: Shard) -> ApiError | None:

@@ -20,7 +20,7 @@ BEFORE = Path(__file__).with_name("settings_before.yaml")
 NAMES_BEFORE = yaml.safe_load(BEFORE.read_text())
 MOST = 70
 # each came with a feature of its own, and counts apart
-SINCE = {"allow_control_tokens", "hf_overrides", "speculative_config"}
+SINCE = {"allow_control_tokens", "hf_overrides", "sleep_idle_seconds", "speculative_config"}
 
 
 @pytest.fixture(autouse=True)
