@@ -87,9 +87,16 @@ class Ownership:
         self._client: EngineClient | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
-        settings, lease = context.settings, context.settings.constants.lease
+        settings = context.settings
         self._sleeper = Sleeper(
-            context.pool, seat, self._engine, settings.sleep, settings.upscale_delay, lease, self._gauges
+            context.pool,
+            seat,
+            self._engine,
+            settings.sleep,
+            settings.upscale_delay,
+            settings.constants.lease,
+            self._while_holding,
+            self._gauges,
         )
         self._removed = False  # the engine, because the seat is surplus
         self._engine_died_at = 0.0  # Unix time

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class Sleeper:
     """The engine of a seat while it has no weights. It goes further down, and wakes up when requests wait.
 
-    `delay`: see `is_needed`. `gauges` go with each call to the pool; `level`, `failed` and `seconds`, which the last
-    waking took, are for them.
+    `delay`: see `is_needed`. `holding` does something and keeps the lease meanwhile. `gauges` go with each call to the
+    pool; `level`, `failed` and `seconds`, which the last waking took, are for them.
     """
 
     pool: RequestPool
@@ -41,6 +41,7 @@ class Sleeper:
     rule: SleepRule
     delay: float
     lease: float
+    holding: Callable[[Awaitable[None]], Awaitable[None]]
     gauges: Callable[[], dict[str, float]]
     level: SleepLevel = SleepLevel.AWAKE
     failed: bool = False
@@ -57,13 +58,14 @@ class Sleeper:
         it is lost, and EngineLost if Ray does not answer.
         """
         self.level = SleepLevel.COLD
-        await self.engine.give_back(self.seat.epoch, names)
+        await self.holding(self.engine.give_back(self.seat.epoch, names))
         keeping = start(keep_running(self.engine.keep_alive), "signs of life")
         try:
             while True:
                 await self._doze()
                 if attachment := await self._wake(attach, figures):
                     return attachment
+                await asyncio.sleep(self.lease / 3)
         finally:
             keeping.cancel()
 
@@ -78,7 +80,7 @@ class Sleeper:
                 if self.level < self.rule.deepest and idle >= self.rule.after:
                     log.info("seat %s: the engine has been cold for %.0f s, and is off", self.seat.name, idle)
                     self.level = SleepLevel.OFF
-                    await self.engine.remove()
+                    await self.holding(self.engine.remove())
                     continue
                 with contextlib.suppress(TimeoutError):  # a dead connection must not cost the lease
                     async with asyncio.timeout(2 * self.lease / 3):

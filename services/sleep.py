@@ -48,5 +48,5 @@ def reason_to_wait(overview: Overview | None) -> str:
     if overview.awake:
         return ""
     took = max(seat.gauges.get("waking_seconds", 0.0) for seat in overview.seats if seat.ready)
-    last = f", which took {took:.1f} s the last time" if took else ""
+    last = f", which took {took:.1f} s last time" if took else ""
     return f"the model was {overview.level.name.lower()} and wakes up{last}"

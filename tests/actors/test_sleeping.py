@@ -16,7 +16,7 @@ from tiny_models import make_tiny_model
 from actors.engine_client import Attachment, EngineClient
 from actors.engine_processes import EngineProcesses
 from actors.placement import engine_actors, find_engine
-from actors.seat import Seat
+from actors.seat import Seat, hold
 from actors.sleeping import Sleeper
 from services.errors import NotWanted
 from services.loop.iteration_cost import IterationCost
@@ -99,7 +99,12 @@ async def owner(pool: RequestPool, settings: Settings = SETTINGS, after: float =
     def gauges() -> dict[str, float]:
         return {"ready": float(not sleeper.failed), "sleep": float(sleeper.level)}
 
-    sleeper = Sleeper(pool, held, engine, SleepRule(after, SleepLevel.OFF), 0.5, LEASE, gauges)
+    async def holding(work: Awaitable[None]) -> None:
+        keeping = asyncio.create_task(hold(pool, held, LEASE, gauges))
+        await work
+        keeping.cancel()
+
+    sleeper = Sleeper(pool, held, engine, SleepRule(after, SleepLevel.OFF), 0.5, LEASE, holding, gauges)
     made = Owner(pool, engine, sleeper)
     await asyncio.wait_for(made.attach(), WAIT)
     try:

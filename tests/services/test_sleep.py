@@ -70,7 +70,7 @@ def test_an_engine_wakes_up_if_none_is_awake_or_requests_have_waited_long(
         (pool(seat("c/0", ASLEEP)), ""),
         (
             pool(seat("c/0", COLD, waking_seconds=3)),
-            "the model was cold and wakes up, which took 3.0 s the last time",
+            "the model was cold and wakes up, which took 3.0 s last time",
         ),
         (pool(seat("c/0", OFF), seat("c/1", ready=0.0)), "the model was off and wakes up"),
         (pool(seat("c/0", ready=0.0)), "no engine is ready"),
