@@ -21,7 +21,7 @@ from services.overview import SleepLevel
 
 HELP = "an engine without requests in each state: the memory of its processes, and seconds from a request to its token"
 IDLE = 15.0  # seconds that each state lasts
-STREAMS, PROMPT, TOKENS = 8, 512, 16
+STREAMS, PROMPT, ASKED, TOKENS = 8, 512, 16, 16  # `ASKED`: tokens of the prompt whose first token is awaited
 TIMES = 5  # times that each state is measured with `Bench.seconds` as usual
 PATIENCE = 120.0  # seconds
 TITLE = "Processes of the engine, MiB in all (PSS: pages that several share count once), and a request's first token"
@@ -38,7 +38,8 @@ async def _all(server: OrcaServer, prompt: int, times: int) -> Found:
     rows = Table()
     async with open_session(server.url) as session:
         streams = Streams(session, None, PATIENCE)
-        first, *others = (request(number, prompt, TOKENS) for number in range(STREAMS))
+        first = request(STREAMS, ASKED, TOKENS)
+        others = [request(number, prompt, TOKENS) for number in range(STREAMS)]
         await streams.learn([first, *others])
         while not await asyncio.to_thread(server.has_spares):  # an engine without requests would sleep
             await streams.run(first)
