@@ -254,7 +254,7 @@ class ReferencePool(SeatRules):
             return self._exchange_reply(seat, seat.reply if exchange.call == seat.call else LastReply())
         seat.expires = self._now + seat.lease
         if not exchange.room.longest and _sleeps(exchange.gauges) and not self._is_awake(exchange.seat):
-            self._resumed = self._now
+            self._resumed = self._slept = self._now
         self._drop_expired()
         requeued, reply = 0, LastReply()
         ended = self._commit(seat, exchange.commits, reply)

@@ -60,7 +60,7 @@ end
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 if all_sleep() then -- no rate can be seen; and nobody waits for longer because of requests before it
   resumed = now
-  redis.call("HSET", META, "resumed", now)
+  redis.call("HSET", META, "resumed", now, "slept", now)
 end
 forget_expired_gateways()
 drop_expired_groups(args.keep_ended)
