@@ -226,8 +226,7 @@ class Ownership:
         """Let the engine give back its weights until it is needed; see `Sleeper.sleep`."""
         assert self._client is not None
         log.info("seat %s: the engine has been idle, and gives back its weights", self._seat.name)
-        self._client.close()
-        return await self._sleeper.sleep(self._client.names, attachment.figures, self._attach)
+        return await self._sleeper.sleep(self._client, attachment.figures, self._attach)
 
     async def _serve(self, attachment: Attachment) -> bool:
         """Run the loop. Returns whether it has ended because the engine has been idle for long."""

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from actors.engine_client import Attachment
+from actors.engine_client import Attachment, EngineClient
 from actors.engine_processes import EngineProcesses
 from actors.seat import Seat, renew
 from services.background import keep_running, start
@@ -49,25 +49,31 @@ class Sleeper:
     _waiting_since: float | None = field(default=None, init=False)
 
     async def sleep(
-        self, names: Sequence[str], figures: EngineFigures, attach: Callable[[], Awaitable[Attachment]]
+        self, client: EngineClient, figures: EngineFigures, attach: Callable[[], Awaitable[Attachment]]
     ) -> Attachment:
-        """Give back the weights in the processes of the actors `names`, until requests wait; then `attach`.
+        """Let the engine of `client`, which is closed at the end, give back its weights until requests wait; then
+        `attach`. A process that is stopped meanwhile is killed, and its actor starts another.
 
         If the engine does not wake up, and no other one is ready, the requests that wait end with the reason, and the
         engine sleeps on. `figures` are those of the engine. Raises NotWanted if the seat becomes surplus, StaleEpoch if
         it is lost, and EngineLost if Ray does not answer.
         """
         self.level = SleepLevel.COLD
-        await self.holding(self.engine.give_back(self.seat.epoch, names))
-        keeping = start(keep_running(self.engine.keep_alive), "signs of life")
+        background = (
+            start(keep_running(self.engine.keep_alive), "signs of life"),
+            start(_kill_stopped(client), "killing what is stopped"),
+        )
         try:
+            await self.holding(self.engine.give_back(self.seat.epoch, client.names))
             while True:
                 await self._doze()
                 if attachment := await self._wake(attach, figures):
                     return attachment
                 await asyncio.sleep(self.lease / 3)
         finally:
-            keeping.cancel()
+            for task in background:
+                task.cancel()
+            client.close()
 
     async def _doze(self) -> None:
         """Keep the seat until its engine is needed."""
@@ -122,6 +128,12 @@ class Sleeper:
                 reason = f"The model could not be loaded: {reason}"
                 await end_waiting(self.pool, self.seat, figures, reason, self.gauges)
         return None
+
+
+async def _kill_stopped(client: EngineClient) -> None:
+    await asyncio.wait({client.stopped})
+    if not client.stopped.cancelled():
+        await client.kill()
 
 
 async def end_waiting(

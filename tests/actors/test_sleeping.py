@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,8 +66,7 @@ class Owner:
 
     async def sleep(self) -> Attachment:
         assert self.attachment
-        self.clients[-1].close()
-        return await self.sleeper.sleep(self.clients[-1].names, self.attachment.figures, self.attach)
+        return await self.sleeper.sleep(self.clients[-1], self.attachment.figures, self.attach)
 
     async def until(self, level: SleepLevel, processes: int) -> None:
         """Wait until the engine says that it is in this state, and has so many processes, none with weights."""
@@ -149,6 +150,17 @@ async def test_requests_for_a_model_that_cannot_be_loaded_end_with_the_reason(
         config.rename(model / "config.json")
         await one.submit("c")
         await asyncio.wait_for(sleeping, WAIT)
+
+
+async def test_a_cold_process_that_is_stopped_does_not_keep_requests_waiting(pool: RequestPool) -> None:
+    async with owner(pool) as one:
+        pid = one.clients[-1].status.pid
+        sleeping = asyncio.create_task(one.sleep())
+        await one.until(SleepLevel.COLD, 1)
+        os.kill(pid, signal.SIGSTOP)
+        await one.submit("r")
+        await asyncio.wait_for(sleeping, WAIT)
+        assert one.clients[-1].status.pid != pid
 
 
 async def test_a_surplus_engine_does_not_sleep_on(pool: RequestPool) -> None:
