@@ -181,11 +181,11 @@ class Engine:
         if device.type == "cuda":
             devices.free_unused()  # what only loading needed
         adapters = None
-        if settings.adapters and decoder.adapters:
-            read = partial(
-                loading.read_adapter, folder=folder, settings=settings, length=length, layout=layout, tensors=tensors
-            )
+        if settings.adapters and decoder.adapters and not pooling:
+            read = loading.adapter_reader(folder, settings, length, layout, tensors)
             adapters = Adapters(decoder.adapters, read, settings.max_loras)
+        elif settings.adapters:
+            log.warning("LoRA adapters are not computed by %s; requests with one wait for other engines", decoder.path)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -317,7 +317,7 @@ class Engine:
             assert self._adapters, f"{new.id}: this engine has no adapters"
             is_new = digest not in self._adapters
             error = self._adapters.need(digest)
-            if is_new and self._links and not self._links.least(not error) and not error:
+            if is_new and self._links and not self._links.least(int(not error)) and not error:
                 error = f"another rank cannot read the adapter {digest[:12]}"
                 self._adapters.drop(digest)
             if error:

@@ -6,7 +6,7 @@ current folder (see `sources`). An unknown or contradictory setting is an error 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -329,10 +329,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
         return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
 
-    def with_each(self, names: Sequence[str]) -> Settings:
-        """Return these settings with other names of the models, which are pinned, in the order of `each`."""
-        entries = [entry | {"model": name} for entry, name in zip(self.models, names, strict=True)]
-        return self.model_copy(update={"model": names[0], "models": tuple(entries)})
+    def pinned(self, pin: Callable[[str], str]) -> Settings:
+        """Return these settings with `pin` of the name of each model, and of the name of each tokenizer."""
+        names = [{"model": pin(each.model), "tokenizer": each.tokenizer and pin(each.tokenizer)} for each in self.each]
+        entries = tuple(entry | name for entry, name in zip(self.models, names, strict=False))
+        return self.model_copy(update={**names[0], "models": entries})
 
     @property
     def most_engines(self) -> int:

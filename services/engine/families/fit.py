@@ -17,7 +17,7 @@ from services.engine.weights.quantized import GroupFormat, Weight
 from services.engine.weights.tensors import Checkpoint, header
 from services.errors import ModelError
 from services.files import write_atomically
-from services.models.contents import BLOCKS
+from services.models.gguf_index import INDEX
 from services.models.pooling import pooling_of
 from services.models.weights_files import text_name, weights_files
 
@@ -41,8 +41,9 @@ def load_fit(folder: Path, cache: Path) -> Fit:
     Raises ModelError if a tensor of the model is absent, which transformers would draw at random, or has another shape
     than the config asks for.
     """
-    files = [*weights_files(folder), folder / BLOCKS]
-    kept = cache / "fits" / identity(folder, b"".join(header(file) for file in files if file.exists()))
+    index = folder / INDEX
+    headers = [header(file) for file in weights_files(folder)] + ([index.read_bytes()] if index.exists() else [])
+    kept = cache / "fits" / identity(folder, b"".join(headers))
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         return wire.unpack(Fit, kept.read_bytes())
     fit = _fit(folder, open_folder(folder))
