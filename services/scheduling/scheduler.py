@@ -104,9 +104,10 @@ class Scheduler:
                 self._kv.keep_cached(entry)
 
     def _salt(self, claim: Claim) -> str:
-        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, and its salt."""
-        whose = "" if self.knobs.share_prefixes else claim.tenant
-        return f"{whose}\0{claim.sampling.cache_salt}" if claim.sampling.cache_salt else whose
+        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, the digest
+        of its adapter, with which the same tokens have other keys, and its salt."""
+        whose, own = "" if self.knobs.share_prefixes else claim.tenant, claim.sampling
+        return f"{whose}\0{own.adapter}\0{own.cache_salt}" if own.adapter or own.cache_salt else whose
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.

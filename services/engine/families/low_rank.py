@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from services.adapters.peft import LowRank
+from services.engine.adapters import LowRankLayer, LowRankProduct
 from services.engine.families.decoder_weights import Linear
 from services.engine.families.registry import WHOLE, open_weights
 from services.engine.parallel.layout import Partition, RowRange
@@ -17,27 +17,6 @@ from services.engine.weights.tensors import Tensors
 from services.models.linears import LinearShape
 
 SUFFIX = ".weight"
-
-
-@dataclass(frozen=True, slots=True)
-class LowRankProduct:
-    """What is added to a product of x [inputs]: b (scales * (a x)). Those of joined products are beside each other, so
-    `b` has zeros where a row is of another one."""
-
-    a: torch.Tensor  # [rank, inputs]
-    b: torch.Tensor  # [outputs, rank]
-    scales: torch.Tensor  # [rank]
-
-
-@dataclass(frozen=True, slots=True)
-class LowRankLayer:
-    """An adapter's part of a layer's products; None where it changes nothing. See LayerWeights."""
-
-    qkv: LowRankProduct | None
-    output: LowRankProduct | None
-    up: LowRankProduct | None
-    down: LowRankProduct | None
-    changed: frozenset[str]  # the linear layers that these products consist of
 
 
 def read_layer(
