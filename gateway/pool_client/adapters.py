@@ -68,11 +68,12 @@ class Adapters:
     async def named_by(self, name: str | None, caller: Caller, earlier: str = "") -> Caller:
         """The caller with the adapter that its request names, if any. An adapter may have been unloaded since the
         request was accepted; `earlier`: the id that it then has. Raises as `find` does."""
-        adapter = await self.find(name, caller.tenant)
-        if adapter is None and name is not None and self._settings.enable_lora and name not in self._model.names:
-            known = [shard.pool.knows(earlier, caller.tenant, caller.idempotency_key) for shard in self._shards]
-            if (earlier or caller.idempotency_key) and any(await asyncio.gather(*known)):
-                adapter = Adapter(name, UNLOADED, "", 0.0)
+        adapter, key = await self.find(name, caller.tenant), caller.idempotency_key
+        if name is None or name in self._model.names or not self._settings.enable_lora:
+            return caller
+        if adapter is None and (earlier or key):
+            known = await asyncio.gather(*(shard.pool.knows(earlier, caller.tenant, key) for shard in self._shards))
+            adapter = Adapter(name, UNLOADED, "", 0.0) if any(known) else None
         return replace(caller, adapter=adapter) if adapter else caller
 
     # --- changes ---
