@@ -23,7 +23,7 @@ from services.errors import PoolUnavailable
 from services.metrics import Wanted, render
 from services.version import program_version
 
-ADAPTER_ERRORS = (*BODY_ERRORS, *POOL_ERRORS, Kind.NO_SUCH_OBJECT, Kind.NOT_FOUND, Kind.OPERATOR_ONLY)
+ADAPTER_ERRORS = (*BODY_ERRORS, *POOL_ERRORS, Kind.NO_SUCH_OBJECT, Kind.NOT_ENABLED, Kind.OPERATOR_ONLY)
 HEALTH = documented(empty={503: "a part of this gateway has ended"})
 
 router = APIRouter()

@@ -251,7 +251,7 @@ class Adapters:
         """The folder that `path` names, without links, and the one that it must be in. Raises ApiError."""
         if not self._settings.lora_dir:
             text = "This server loads no adapters by its API: its operator names the folder of adapters, lora_dir."
-            raise ApiError(Kind.NOT_FOUND, text, "lora_path")
+            raise ApiError(Kind.NOT_ENABLED, text, "lora_path")
         below = Path(self._settings.lora_dir).resolve()
         try:
             source = (below / path).resolve(strict=True)
@@ -270,7 +270,7 @@ class Adapters:
 
     def _check_on(self) -> None:
         if not self._settings.enable_lora:
-            raise ApiError(Kind.NOT_FOUND, "This server serves no adapters; its operator can set enable_lora.")
+            raise ApiError(Kind.NOT_ENABLED, "This server serves no adapters; its operator can set enable_lora.")
 
     def _check_name(self, name: str) -> None:
         if not name or len(name) > LONGEST_NAME or not name.isprintable():
