@@ -60,6 +60,10 @@ class Adapters:
             raise ApiError(Kind.NO_ENGINE, "The adapters of this server are being loaded; try again later.", "model")
         return found if found and found.seen_by(tenant) else None
 
+    async def has(self, name: str) -> bool:
+        """Whether there is an adapter of this name. Raises PoolUnavailable."""
+        return name in (await self._read()).adapters
+
     async def visible(self, tenant: str) -> list[Adapter]:
         """The adapters that the tenant can name, by name. Raises PoolUnavailable."""
         found = (await self._read()).adapters.values() if self._settings.enable_lora else ()

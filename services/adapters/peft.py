@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Numbers]]:
         raise ValueError(f"{folder / WEIGHTS} cannot be read: {error.strerror}") from None
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is broken: {error}") from None
-    for key, tensor in stored:
+    for key, tensor in sorted(stored, key=itemgetter(0)):
         if tensor["dtype"] not in _DTYPES:
             raise ValueError(f"{WEIGHTS}: {key} has numbers of type {tensor['dtype']}; use {', '.join(_DTYPES)}")
         numbers = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])

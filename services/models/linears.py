@@ -38,19 +38,23 @@ class Linears:
 def load_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
     """The linear layers of the model in `folder`, by transformers' names. They are kept in `cache`; to find them takes
     seconds. Raises ModelError."""
-    digest = hashlib.sha256(version("transformers").encode())
-    for file in (folder / "config.json", *CODE):
-        with contextlib.suppress(OSError):  # without a config, the finder reports the error
-            digest.update(file.read_bytes())
-    kept = cache / "linears" / digest.hexdigest()[:16]
+    kept = kept_at(folder, cache)
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         return wire.unpack(Linears, kept.read_bytes()).by_name
-    command = [sys.executable, "-m", FINDER, str(folder), str(cache), str(kept)]
+    command = [sys.executable, "-m", FINDER, str(folder), str(cache)]
     done = subprocess.run(command, env=without_settings(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         return wire.unpack(Linears, kept.read_bytes()).by_name
     except (OSError, ValueError):
         words = done.stderr.strip().splitlines()
-        raise ModelError(
-            f"the linear layers of {folder} cannot be found: {words[-1] if words else 'no reason'}"
-        ) from None
+        reason = words[-1] if words else f"its process ended with {done.returncode}"
+        raise ModelError(f"the linear layers of {folder} cannot be found: {reason}") from None
+
+
+def kept_at(folder: Path, cache: Path) -> Path:
+    """The file in `cache` that has the linear layers of the model in `folder`, once they are found."""
+    digest = hashlib.sha256(version("transformers").encode())
+    for file in (folder / "config.json", *CODE):
+        with contextlib.suppress(OSError):  # without a config, the finder reports the error
+            digest.update(file.read_bytes())
+    return cache / "linears" / digest.hexdigest()[:16]

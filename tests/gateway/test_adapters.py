@@ -289,7 +289,7 @@ def test_only_folders_below_the_operator_s_are_read(
 
 
 def test_names_and_count_are_bounded(http: httpx.Client) -> None:
-    assert "is the model itself" in error_of(load(http, NAME, "one"))[2]
+    assert "is a model's name" in error_of(load(http, NAME, "one"))[2]
     assert "printable" in error_of(load(http, "a\nb", "one"))[2]
     assert error_of(load(http, "sql", "nowhere"))[0] == 404
     assert error_of(http.post("/v1/load_lora_adapter", json={"lora_name": "sql"}, headers=OPERATOR))[1] == "lora_path"
@@ -300,7 +300,7 @@ def test_names_and_count_are_bounded(http: httpx.Client) -> None:
 
 
 def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> None:
-    files, adapters = stack.settings.files_folder, stack.app.state.gateway.adapters
+    files, adapters = stack.settings.files_folder, stack.app.state.gateway.first.adapters
     load(http, "sql", "three")
     digest = registry(stack).adapters["sql"].digest
     body = CHAT | {"model": "sql", "stream": True, "max_tokens": 40, "messages": [{"role": "user", "content": "SLOW"}]}

@@ -21,7 +21,7 @@ from services.engine.families.registry import spec_of
 from services.engine.spec import DecoderSpec
 from services.errors import ModelError
 from services.files import write_atomically
-from services.models.linears import Linears, LinearShape
+from services.models.linears import Linears, LinearShape, kept_at
 from services.models.pooling import pooling_of
 
 NO_TEXT = "belongs to a model that makes vectors; adapters change models of text"
@@ -81,11 +81,15 @@ def _called(model: Any, linears: dict[str, LinearShape]) -> Iterator[str]:
     return (n for n in linears if calls.count(n) == 1 and n.removesuffix(".kv_b_proj") not in absorbed)
 
 
+def keep_linears(folder: Path, cache: Path) -> None:
+    """Find the linear layers of the model in `folder`, and keep them in `cache`. Raises ModelError, OSError."""
+    write_atomically(kept_at(folder, cache), wire.pack(Linears(find_linears(folder, cache))))
+
+
 def main() -> None:
-    """`linears FOLDER CACHE FILE`: write the linear layers to the file."""
-    folder, cache, file = map(Path, sys.argv[1:])
+    """`linears FOLDER CACHE`: see `keep_linears`."""
     try:
-        write_atomically(file, wire.pack(Linears(find_linears(folder, cache))))
+        keep_linears(*map(Path, sys.argv[1:]))
     except (ModelError, OSError) as error:
         sys.exit(str(error))
 

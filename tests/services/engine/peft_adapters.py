@@ -12,6 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from services.adapters.store import folder_of
+from services.engine.families.linears import keep_linears
+from services.models.linears import LinearShape, kept_at, load_linears
 
 
 def make_adapter(model: Path, folder: Path, seed: int, **config: Any) -> Path:
@@ -33,6 +35,13 @@ def keep(folder: Path, files: Path, digest: str) -> str:
     """Copy an adapter to where engines look for its digest, which is returned."""
     shutil.copytree(folder, folder_of(files, digest))
     return digest
+
+
+def find_linears(model: Path, cache: Path) -> dict[str, LinearShape]:
+    """See `load_linears`; they are found in this process, which has imported transformers already."""
+    if not kept_at(model, cache).exists():
+        keep_linears(model, cache)
+    return load_linears(model, cache)
 
 
 def generate(model: Path, adapters: dict[str, Path], jobs: list[Job]) -> list[list[int]]:
