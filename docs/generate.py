@@ -121,6 +121,7 @@ def _metrics() -> str:
     seats = (*declared.SEAT_GAUGES.values(), *declared.OPTIONAL_GAUGES.values())
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in seats]
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in declared.FIGURES.items()]
+    rows += [(name, "gauge", ("…_lora_adapters", "max_lora"), text) for name, text in declared.INFOS.items()]
     rows += [(name, "gauge", ("gateway",), text) for name, text in declared.GATEWAY_GAUGES.values()]
     rows += [(f"{name}_total", "counter", ("gateway",), text) for name, text in declared.GATEWAY_COUNTERS.values()]
     cells = (f"| `{name}` | {kind} | {', '.join(labels)} | {text} |\n" for name, kind, labels, text in rows)

@@ -166,7 +166,9 @@ class GatewayProcess:
     def gauges(self) -> dict[str, float]:
         """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
         resident = int(STATM.read_text().split()[1]) * resource.getpagesize()
-        return {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        gauges = {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        readers = (shard.reader for gateway in self.all for shard in gateway.shards.all)
+        return gauges | {key: count for reader in readers for key, count in reader.adapted().items()}
 
     @property
     def requests(self) -> int:

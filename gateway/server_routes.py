@@ -116,19 +116,24 @@ async def metrics(request: Request) -> Response:
     """The metrics of each pool, and of each gateway by its id: the same page at every gateway."""
     models = gateway_of(request).all
     found = await asyncio.gather(*(or_error(gateway.shards.latest_overviews()) for gateway in models))
-    pages = [_page(gateway, one) for gateway, one in zip(models, found, strict=True)]
+    names = await asyncio.gather(*(or_error(gateway.adapters.by_digest()) for gateway in models))
+    pages = [_page(*parts) for parts in zip(models, found, names, strict=True)]
     if errors := [one for one in found if isinstance(one, PoolUnavailable)][len(models) - 1 :]:
         raise errors[0]
     return Response(render(pages), media_type=CONTENT_TYPE_LATEST)
 
 
-def _page(gateway: Gateway, found: dict[int, Overview | None] | PoolUnavailable) -> ModelPage:
-    """What /metrics shows of a model whose pools gave this answer."""
+def _page(
+    gateway: Gateway,
+    found: dict[int, Overview | None] | PoolUnavailable,
+    names: dict[str, str] | PoolUnavailable | None,
+) -> ModelPage:
+    """What /metrics shows of a model whose pools gave these answers."""
     if isinstance(found, PoolUnavailable):
         found = {shard.number: None for shard in gateway.shards.all}
     settings = gateway.settings
     wanted = Wanted(settings.engines, settings.gateways, settings.max_pool_bytes)
-    return ModelPage(gateway.model.name, found, wanted)
+    return ModelPage(gateway.model.name, found, wanted, None if isinstance(names, PoolUnavailable) else names)
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))

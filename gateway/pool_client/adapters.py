@@ -64,6 +64,12 @@ class Adapters:
         """Whether there is an adapter of this name. Raises PoolUnavailable."""
         return name in (await self._read()).adapters
 
+    async def by_digest(self) -> dict[str, str] | None:
+        """The names of all adapters by their digests; None if there can be none. Raises PoolUnavailable."""
+        if not self._settings.enable_lora:
+            return None
+        return {each.digest: name for name, each in (await self._read()).adapters.items()}
+
     async def visible(self, tenant: str) -> list[Adapter]:
         """The adapters that the tenant can name, by name. Raises PoolUnavailable."""
         found = (await self._read()).adapters.values() if self._settings.enable_lora else ()

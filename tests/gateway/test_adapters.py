@@ -16,15 +16,18 @@ import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
 from clients import wait_until
+from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
 from stack import NAME, Stack
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
+from cli import status
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
 from services.adapters.store import folder_of
+from services.metrics.declared import LORA
 from services.models.linears import load_linears
 from services.settings.constants import Constants
 from services.settings.settings import Settings
@@ -176,6 +179,24 @@ def test_a_replaced_adapter_stays_with_the_requests_that_have_it(
         unload(http, "sql")
         got = streamed.read().decode()
     assert '"finish_reason":"length"' in got
+
+
+def test_metrics_and_status_name_adapters(stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    load(http, "sql", "one")
+    load(http, "idle", "two")
+    body = CHAT | {"model": "sql", "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "SLOW"}]}
+
+    def names() -> tuple[str, str]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        [labels] = [sample.labels for one in families for sample in one.samples if sample.name == LORA]
+        assert labels["max_lora"] == "2"
+        return labels["running_lora_adapters"], labels["waiting_lora_adapters"]
+
+    with http.stream("POST", "/v1/chat/completions", json=body, headers=ALICE):
+        wait_until(lambda: names() == ("sql", ""))
+    wait_until(lambda: names() == ("", ""))
+    status.run(["--url", stack.url, "--api-key", "alice"])
+    assert "adapters: idle, sql" in capsys.readouterr().out
 
 
 def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http: httpx.Client) -> None:
