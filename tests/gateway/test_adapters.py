@@ -18,7 +18,7 @@ from batch_client import create, ended, entries, jsonl, line
 from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
-from stack import NAME, Stack
+from stack import NAME, Server, Stack
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
@@ -388,6 +388,30 @@ def test_without_enable_lora_there_are_none(redis_url: str, folder: Path, settin
     ):
         assert "enable_lora" in error_of(load(client, "sql", "one"))[2]
         assert "enable_lora" in error_of(unload(client, "sql"))[2]
+
+
+def test_each_shard_has_the_registry(
+    redis_url: str, folder: Path, settings: Settings, sources: Path, tmp_path: Path
+) -> None:
+    with Server(tmp_path) as server:
+        name, urls = f"sharded-{secrets.token_hex(4)}", f"0={redis_url} 1={server.url}"
+        with Stack(urls, name, folder, settings) as stack, httpx.Client(base_url=stack.url, timeout=20) as client:
+            ready(stack)
+            assert load(client, "sql", "one").is_success
+            held = [stack.call(pool.adapters()) for pool in stack.pools.values()]
+            assert held[0] == held[1]
+            empty = stack.pools[1]
+            stack.call(empty._server.command("DEL", f"{empty._prefix}adapters"))
+            with stack.second() as later:  # as after a shard was added
+                ready(later)
+            assert stack.call(empty.adapters()) == held[0]
+            server.call(server.server.stop())
+            assert chat(client, "sql").is_success
+            assert unload(client, "sql").status_code == 503
+            server.call(server.server.start())
+            wait_until(lambda: unload(client, "sql").is_success, 20)
+            held = [stack.call(pool.adapters()) for pool in stack.pools.values()]
+            assert held[0] == held[1]
 
 
 def test_lines_of_a_batch_name_adapters(stack: Stack, http: httpx.Client) -> None:
