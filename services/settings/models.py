@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from services.errors import UsageError
 from services.pool.shards import MAX_SHARDS
+from services.settings.adapters import AdapterSettings
 from services.settings.model import ModelSettings
 from services.settings.names import PARTS, own_name
 from services.settings.scheduling import SchedulingSettings
@@ -20,6 +21,7 @@ NUMBER = "number"  # of the model in ids, which an entry may have
 OWN = frozenset(
     {
         *ModelSettings.model_fields,
+        *AdapterSettings.model_fields,
         *(SchedulingSettings.model_fields.keys() - {"preset"}),
         *("tool_call_parser", "reasoning_parser", "allow_control_tokens"),
         *("engines", "min_engines", "max_engines", "sleep_idle_seconds", "tp", "pp", "threads"),
