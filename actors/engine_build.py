@@ -81,6 +81,8 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tp=settings.tp,
         pp=settings.pp,
         deadly_token=settings.deadly_token,
+        adapters=settings.files_folder if settings.enable_lora else None,
+        max_lora_rank=settings.max_lora_rank,
         null_iteration=settings.constants.null_iteration,
     )
 

@@ -49,7 +49,7 @@ class GatewayReplica:
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
         log.info("sampling defaults: %s", defaults)
         tokenizer, allowed = Tokenizer.load(folder, info.pooling is None), settings.allow_control_tokens
-        model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed)
+        model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed, folder)
         shards = open_shards(settings, info)
         await join(described(settings, model.tokenizer.tables), [shard.pool for shard in shards], log.warning)
         app = create_app(shards, model, settings, echo_request_id=False)

@@ -34,7 +34,7 @@ COMMON = (
 )
 LONGEST_CHOICES = 60  # characters of a line of the help
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
-SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
+SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--operator-api-key", b"--redis-url"})
 ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
 
 

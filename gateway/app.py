@@ -79,7 +79,7 @@ def create_app(
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants)
+    app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants, operator=settings.operator_api_key)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestIdMiddleware, echo_request_id=echo_request_id)
     if settings.allowed_origins:

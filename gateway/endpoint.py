@@ -80,6 +80,8 @@ class Endpoint(ABC, Generic[F]):
         with gateway.rejections_counted():
             fields = await parse(request, self.schema, gateway.limits)
             caller, position = self.headers(request, fields)
+            earlier = position.request if position else ""
+            caller = await gateway.adapters.named_by(fields.model, caller, earlier)
             validated = await self.validate(gateway, fields, caller)
             receive = request.receive if fields.stream or not caller.background else None
             generation = await gateway.shards.open(validated, position, receive, arrived_at)

@@ -17,12 +17,14 @@ from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
 from gateway.model import ServedModel
+from gateway.pool_client.adapters import Adapters
 from gateway.pool_client.request_record import RequestRecords
 from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
-from services.background import start
+from services.adapters.registry import Adapter
+from services.background import keep_running, start
 from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
@@ -50,6 +52,7 @@ class Gateway:
         records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
         own = self.id, self.counters, self.executor, records, self.gauges, described(settings, model.tokenizer.tables)
         self.shards = Shards([Shard(pool, *own) for pool in pools])
+        self.adapters = Adapters(self.shards.all, model, settings)
 
     def gauges(self) -> dict[str, float]:
         """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
@@ -61,12 +64,12 @@ class Gateway:
         """The number of requests that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
 
-    def model_card(self, name: str) -> Model:
-        """The model object under one of its names; see ServedModel."""
+    def model_card(self, name: str, adapter: Adapter | None = None) -> Model:
+        """The model object under one of its names, or that of an adapter; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
         created = min((view.created for view in views if view.created), default=self.model.created)
-        return replace(self.model, created=created).card(name, "; ".join(known))
+        return replace(self.model, created=created).card(name, "; ".join(known), adapter)
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been
@@ -104,7 +107,7 @@ class Gateway:
         return not self._life.done()
 
     async def _live(self) -> None:
-        await asyncio.gather(*(shard.run() for shard in self.shards.all))
+        await asyncio.gather(keep_running(self.adapters.run), *(shard.run() for shard in self.shards.all))
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

@@ -16,12 +16,14 @@ from gateway.http.body import parse
 from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard
+from gateway.schemas.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.schemas.answers import Load, Model, ModelList, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
 from services.metrics import Wanted, render
 from services.version import program_version
 
+ADAPTER_ERRORS = (*BODY_ERRORS, *POOL_ERRORS, Kind.NO_SUCH_OBJECT, Kind.NOT_ENABLED, Kind.OPERATOR_ONLY)
 HEALTH = documented(empty={503: "a part of this gateway has ended"})
 
 router = APIRouter()
@@ -47,6 +49,8 @@ async def load(request: Request) -> Load:
 async def ready(request: Request) -> Response:
     """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
     names the shards for which that is not so."""
+    if not gateway_of(request).adapters.announced:
+        raise ApiError(Kind.NO_ENGINE, "The adapters of the settings are being loaded.")
     shards = gateway_of(request).shards.all
     errors = {shard.number: error for shard in shards if (error := _not_ready(shard))}
     if len(errors) == len(shards):
@@ -64,6 +68,28 @@ def _not_ready(shard: Shard) -> ApiError | None:
     if overview.full:
         return ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
     return None if overview.ready else ApiError(Kind.NO_ENGINE, "No engine is ready.")
+
+
+@router.post(
+    "/v1/load_lora_adapter", **documented(takes=LoadLoraAdapter, text=True, errors=(*ADAPTER_ERRORS, Kind.FILES_FULL))
+)
+async def load_lora_adapter(request: Request) -> Response:
+    """Loads a LoRA adapter from a folder below `lora_dir`; needs the operator's key. Its name is a model's name for all
+    requests that are sent from now on, at all gateways. `load_inplace` replaces an adapter; requests that have the
+    former one continue with it. `tenants`: who can name it; by default everybody."""
+    gateway = gateway_of(request)
+    fields = await parse(request, LoadLoraAdapter, gateway.limits)
+    await gateway.adapters.load(fields.lora_name, fields.lora_path, fields.load_inplace or False, fields.tenants or ())
+    return Response(f"Success: LoRA adapter '{fields.lora_name}' added successfully.", media_type="text/plain")
+
+
+@router.post("/v1/unload_lora_adapter", **documented(takes=UnloadLoraAdapter, text=True, errors=ADAPTER_ERRORS))
+async def unload_lora_adapter(request: Request) -> Response:
+    """Unloads a LoRA adapter; needs the operator's key. Requests that have it continue, later ones do not find it."""
+    gateway = gateway_of(request)
+    fields = await parse(request, UnloadLoraAdapter, gateway.limits)
+    await gateway.adapters.unload(fields.lora_name)
+    return Response(f"Success: LoRA adapter '{fields.lora_name}' removed successfully.", media_type="text/plain")
 
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
@@ -89,21 +115,23 @@ async def version(request: Request) -> Version:
     }
 
 
-@router.get("/v1/models", **documented(gives=ModelList))
+@router.get("/v1/models", **documented(gives=ModelList, errors=POOL_ERRORS))
 async def models(request: Request) -> ModelList:
-    """The served model under each of its names. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
+    """The served model under each of its names, then the adapters that the key's tenant can name. `has_more`,
+    `first_id` and `last_id` are for Anthropic's clients."""
     gateway = gateway_of(request)
-    names = gateway.model.names
-    cards = [gateway.model_card(name) for name in names]
-    return {"object": "list", "data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    cards = [gateway.model_card(name) for name in gateway.model.names]
+    cards += [gateway.model_card(one.name, one) for one in await gateway.adapters.visible(request.state.tenant)]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 
-@router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
+@router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(*POOL_ERRORS, Kind.MODEL_NOT_FOUND)))
 async def model(request: Request, name: str) -> Model:
-    """The model, if it is the served one."""
+    """The model, if it is the served one or an adapter."""
     gateway = gateway_of(request)
-    gateway.validator.check_model(name)
-    return gateway.model_card(name)
+    adapter = await gateway.adapters.find(name, request.state.tenant)
+    gateway.validator.check_model(name, adapter)
+    return gateway.model_card(name, adapter)
 
 
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
@@ -111,7 +139,7 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
     gateway = gateway_of(request)
     fields = await parse(request, TokenizeRequest, gateway.limits)
-    gateway.validator.check_model(fields.model)
+    gateway.validator.check_model(fields.model, await gateway.adapters.find(fields.model, request.state.tenant))
     return await _off_loop(request, partial(_tokens, gateway, fields))
 
 
@@ -120,7 +148,7 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens, with special tokens spelled out."""
     gateway = gateway_of(request)
     fields = await parse(request, DetokenizeRequest, gateway.limits)
-    gateway.validator.check_model(fields.model)
+    gateway.validator.check_model(fields.model, await gateway.adapters.find(fields.model, request.state.tenant))
     return await _off_loop(request, partial(_text, gateway, fields))
 
 

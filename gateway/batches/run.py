@@ -240,7 +240,10 @@ class LineAnswerer:
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
-        validated = await self._endpoint.validate(gateway, await self._fields(body, caller), caller)
+        fields = await self._fields(body, caller)
+        earlier = self._placed(self._endpoint.kind.prefix + caller.request_name(digest_of(fields)), caller)
+        caller = await gateway.adapters.named_by(fields.model, caller, earlier)
+        validated = await self._endpoint.validate(gateway, fields, caller)
         # a line waits while there are other requests; the batch's window is its only deadline
         submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
         validated, request = replace(validated, submission=submission), self._placed(submission.request, caller)

@@ -48,6 +48,7 @@ class GroupRules:
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
+        self._adapters = 0, b""  # version and registry
         self._holds: dict[str, tuple[str, str, float]] = {}  # lock -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None

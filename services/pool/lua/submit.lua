@@ -23,6 +23,7 @@
 --   ageing         us that one class is worth in the queue; 0: the order is by arrival alone
 --   waited         us since the arrival of a request that the pool lost; else 0
 --   queue_timeout  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
+--   adapter        the digest of its adapter, or ""
 --   trace          its trace context (opaque), or ""
 -- Reply, by name; the error OOM if the server's memory is full and the group does not exist
 --   request        under which the group lives
@@ -105,6 +106,9 @@ redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", 
   "ageing", ageing, "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
 if args.trace ~= "" then
   redis.call("HSET", group_key, "trace", args.trace)
+end
+if args.adapter ~= "" then
+  redis.call("HSET", ADAPTED, request, args.adapter)
 end
 if args.queue_timeout > 0 then
   redis.call("ZADD", DEADLINES, arrival + args.queue_timeout, request)
