@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft_adapters import find_linears, generate, keep, make_adapter
 from rank_processes import RankProcesses
+from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
 from services.adapters.peft import CONFIG, WEIGHTS
@@ -73,6 +74,40 @@ def test_tokens_equal_those_of_peft(
     plain = generate(folder, {}, with_adapters(make_jobs(random.Random(7), 9), [""]))
     assert all(one != other for i, (one, other) in enumerate(zip(expected, plain, strict=True)) if i % 3)
     assert [job.output for job in Driver(engine, random.Random(1), 6).run(jobs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("gpt_neox", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
+    ],
+)
+def test_tokens_of_other_families_equal_those_of_peft(tmp_path: Path, family: str, targets: list[str]) -> None:
+    folder = make_tiny_family(tmp_path / "m", family)
+    adapters = two_adapters(folder, tmp_path, targets)
+    engine = Engine.load(folder, replace(FLOAT32, adapters=tmp_path))
+    jobs = with_adapters(make_jobs(random.Random(7), 6), ["", A, B])
+    expected = generate(folder, adapters, jobs)
+    assert [job.output for job in Driver(engine, random.Random(1), 6).run(jobs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "refused"),
+    [
+        ("llama4_text", "layers.1.self_attn.o_proj", "layers.1.feed_forward.router"),
+        ("deepseek_v3", "layers.1.self_attn.o_proj", "layers.1.self_attn.kv_b_proj"),
+        ("qwen2_moe", "layers.1.mlp.shared_expert.down_proj", "layers.1.mlp.shared_expert_gate"),
+        ("lfm2", "", "layers.1.self_attn.q_proj"),
+    ],
+)
+def test_linear_layers_that_adapters_may_not_change_say_why(
+    tmp_path: Path, family: str, changed: str, refused: str
+) -> None:
+    linears = find_linears(make_tiny_family(tmp_path / "m", family), tmp_path)
+    assert not changed or not linears[f"model.{changed}"].obstacle
+    assert linears[f"model.{refused}"].obstacle
+    assert "logits" in linears["lm_head"].obstacle
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
