@@ -183,7 +183,7 @@ class Engine:
         adapters = None
         if settings.adapters and decoder.adapters and not pooling:
             read = loading.adapter_reader(folder, settings, length, layout, tensors)
-            adapters = Adapters(decoder.adapters, read, settings.max_loras)
+            adapters = Adapters(decoder.adapters, read, settings.adapter_bytes)
         elif settings.adapters:
             log.warning("LoRA adapters are not computed by %s; requests with one wait for other engines", decoder.path)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
