@@ -48,8 +48,8 @@ All keys of `api_key` and `api_keys` are accepted. A key of `api_key` belongs to
 `api_keys` to the tenant that is named there. A key in both with another tenant in `api_keys` is an error.
 `--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat`, `orca status` and
 `orca top` send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64
-hexadecimal digits. `api_keys_file`, and `redis_url` if it is the name of a file, keep secrets in files of their own:
-[security](security.md).
+hexadecimal digits. `api_keys_file`, and `redis_url` and `operator_api_key` if they are names of files, keep secrets in
+files of their own: [security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM

@@ -76,9 +76,11 @@ class Endpoint(ABC, Generic[F]):
 
     async def handle(self, request: Request) -> Response:
         """Answer a POST, as a whole or as a stream."""
-        gateway, arrived_at = gateway_of(request), asyncio.get_running_loop().time()
+        process, arrived_at = gateway_of(request), asyncio.get_running_loop().time()
+        with process.first.rejections_counted():
+            fields = await parse(request, self.schema, process.limits)
+            gateway = process.named(fields.model)
         with gateway.rejections_counted():
-            fields = await parse(request, self.schema, gateway.limits)
             caller, position = self.headers(request, fields)
             validated = await self.validate(gateway, fields, caller)
             receive = request.receive if fields.stream or not caller.background else None

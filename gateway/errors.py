@@ -47,6 +47,7 @@ class Kind(Enum):
     PREVIOUS_NOT_FOUND = (400, "invalid_request_error", "previous_response_not_found", None)
     MODEL_NOT_FOUND = (404, "invalid_request_error", "model_not_found", None)
     INVALID_KEY = (401, "invalid_request_error", "invalid_api_key", None)
+    OPERATOR_ONLY = (403, "invalid_request_error", "operator_only", None)
     UNKNOWN_HOST = (403, "invalid_request_error", "unknown_host", None)
     UNKNOWN_ORIGIN = (403, "invalid_request_error", "unknown_origin", None)
     REQUEST_NOT_FOUND = (404, "invalid_request_error", "request_not_found", None)

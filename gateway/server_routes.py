@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -15,11 +16,12 @@ from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
-from gateway.pool_client.shards import Shard
+from gateway.pool_client.shards import Shard, or_error
 from gateway.schemas.answers import Load, Model, ModelList, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
-from services.metrics import Wanted, render
+from services.metrics import ModelPage, Wanted, render
+from services.overview import Overview
 from services.version import program_version
 
 HEALTH = documented(empty={503: "a part of this gateway has ended"})
@@ -46,13 +48,24 @@ async def load(request: Request) -> Load:
 @router.get("/ready", **documented(text=True, errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
     """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
-    names the shards for which that is not so."""
-    shards = gateway_of(request).shards.all
-    errors = {shard.number: error for shard in shards if (error := _not_ready(shard))}
-    if len(errors) == len(shards):
-        raise errors[shards[0].number]
-    lines = (f"shard {number}: {error.message}" for number, error in errors.items())
+    names the models and shards for which that is not so."""
+    models = gateway_of(request).all
+    unready = {gateway.model.name: _unready(gateway) for gateway in models}
+    if all(len(unready[gateway.model.name]) == len(gateway.shards.all) for gateway in models):
+        raise next(iter(unready[models[0].model.name].values()))
+    lines = []
+    for gateway in models:
+        model = f"model {gateway.model.name}" * (len(models) > 1)
+        several = len(gateway.shards.all) > 1
+        for number, error in unready[gateway.model.name].items():
+            where = ", ".join(filter(None, (model, f"shard {number}" * several)))
+            lines.append(f"{where}: {error.message}")
     return Response("\n".join(lines), media_type="text/plain")
+
+
+def _unready(gateway: Gateway) -> dict[int, ApiError]:
+    """Why requests of each shard of a model would not be answered now, by the number of the shard."""
+    return {shard.number: error for shard in gateway.shards.all if (error := _not_ready(shard))}
 
 
 def _not_ready(shard: Shard) -> ApiError | None:
@@ -69,17 +82,28 @@ def _not_ready(shard: Shard) -> ApiError | None:
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
     """The metrics of each pool, and of each gateway by its id: the same page at every gateway."""
-    gateway = gateway_of(request)
+    models = gateway_of(request).all
+    found = await asyncio.gather(*(or_error(gateway.shards.latest_overviews()) for gateway in models))
+    pages = [_page(gateway, one) for gateway, one in zip(models, found, strict=True)]
+    if errors := [one for one in found if isinstance(one, PoolUnavailable)][len(models) - 1 :]:
+        raise errors[0]
+    return Response(render(pages), media_type=CONTENT_TYPE_LATEST)
+
+
+def _page(gateway: Gateway, found: dict[int, Overview | None] | PoolUnavailable) -> ModelPage:
+    """What /metrics shows of a model whose pools gave this answer."""
+    if isinstance(found, PoolUnavailable):
+        found = {shard.number: None for shard in gateway.shards.all}
     settings = gateway.settings
     wanted = Wanted(settings.engines, settings.gateways, settings.max_pool_bytes)
-    page = render(await gateway.shards.latest_overviews(), gateway.model.name, wanted)
-    return Response(page, media_type=CONTENT_TYPE_LATEST)
+    return ModelPage(gateway.model.name, found, wanted)
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
 async def version(request: Request) -> Version:
-    """The version of the server. `numerics` names what the tokens depend on besides the request."""
-    gateway = gateway_of(request)
+    """The version of the server, and its default model. `numerics` names what the tokens depend on besides the
+    request."""
+    gateway = gateway_of(request).first
     figures = gateway.shards.overview().figures
     return {
         "version": program_version(),
@@ -91,17 +115,16 @@ async def version(request: Request) -> Version:
 
 @router.get("/v1/models", **documented(gives=ModelList))
 async def models(request: Request) -> ModelList:
-    """The served model under each of its names. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
-    gateway = gateway_of(request)
-    names = gateway.model.names
-    cards = [gateway.model_card(name) for name in names]
-    return {"object": "list", "data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    """The served models, each under each of its names, the default one first. `has_more`, `first_id` and `last_id` are
+    for Anthropic's clients."""
+    cards = [gateway.model_card(name) for gateway in gateway_of(request).all for name in gateway.model.names]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 
 @router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
 async def model(request: Request, name: str) -> Model:
-    """The model, if it is the served one."""
-    gateway = gateway_of(request)
+    """The model, if it is served."""
+    gateway = gateway_of(request).named(name)
     gateway.validator.check_model(name)
     return gateway.model_card(name)
 
@@ -109,8 +132,9 @@ async def model(request: Request, name: str) -> Model:
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
-    gateway = gateway_of(request)
-    fields = await parse(request, TokenizeRequest, gateway.limits)
+    process = gateway_of(request)
+    fields = await parse(request, TokenizeRequest, process.limits)
+    gateway = process.named(fields.model)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_tokens, gateway, fields))
 
@@ -118,8 +142,9 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
 async def detokenize(request: Request) -> Response:
     """The text of tokens, with special tokens spelled out."""
-    gateway = gateway_of(request)
-    fields = await parse(request, DetokenizeRequest, gateway.limits)
+    process = gateway_of(request)
+    fields = await parse(request, DetokenizeRequest, process.limits)
+    gateway = process.named(fields.model)
     gateway.validator.check_model(fields.model)
     return await _off_loop(request, partial(_text, gateway, fields))
 
@@ -162,8 +187,9 @@ def _text(gateway: Gateway, fields: DetokenizeRequest) -> Detokenized:
 
 @router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
 async def tokenizer_info(request: Request) -> dict[str, object]:
-    """The contents of the model's tokenizer_config.json without paths, in vLLM's format."""
-    model = gateway_of(request).model
+    """The contents of the tokenizer_config.json of the model that the query names, by default the first, without paths,
+    in vLLM's format."""
+    model = gateway_of(request).named(request.query_params.get("model")).model
     tokenizer, config = model.tokenizer, model.tokenizer.config
     special = tokenizer.spelled(sorted(tokenizer.special_ids))
     return {

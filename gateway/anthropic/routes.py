@@ -74,8 +74,9 @@ class Messages(Endpoint[MessageRequest]):
 )
 async def count_tokens(request: Request) -> TokenCount:
     """The number of prompt tokens that the same message would have."""
-    gateway = gateway_of(request)
-    fields = await parse(request, CountTokensRequest, gateway.limits)
+    process = gateway_of(request)
+    fields = await parse(request, CountTokensRequest, process.limits)
+    gateway = process.named(fields.model)
     prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields)
     return {"input_tokens": len(prompt)}
 

@@ -48,6 +48,7 @@ class GroupRules:
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
+        self._adapters = 0, b""  # version and registry
         self._holds: dict[str, tuple[str, str, float]] = {}  # lock -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None
@@ -108,6 +109,7 @@ class GroupRules:
             stream=not s.background and not behind(s.priority),
             deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
             trace=s.trace,
+            remember=s.remember,
         )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:

@@ -175,6 +175,20 @@ class ReferencePool(SeatRules):
         self._holds[name] = holder, epoch, now + seconds
         return epoch
 
+    async def adapters(self) -> bytes:
+        return self._adapters[1]
+
+    async def adapt(self, version: int, registry: bytes) -> bool:
+        self._begin()
+        if version > self._adapters[0]:
+            self._adapters = version, registry
+        return self._adapters == (version, registry)
+
+    async def adapted(self) -> dict[str, str]:
+        open = [group.ids[0] for group in self._groups.values() if group.open]
+        named = {id: self._sequences[id] for id in open}
+        return {each.group.request: digest for each in named.values() if (digest := each.new.sampling.adapter)}
+
     async def unhold(self, name: str, holder: str) -> None:
         if self._holds.get(name, ("",))[0] == holder:
             del self._holds[name]

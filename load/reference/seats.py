@@ -172,7 +172,7 @@ class SeatRules(BoundRules):
         lines = [s for s in seat.running.values() if s.group.priority == BATCH_CLASS]
         others = [s for s in seat.running.values() if s.group.priority != BATCH_CLASS]
         hit = others or lines
-        suspects = sorted((s for s in hit if s.recent_strikes >= SUSPECT), key=lambda s: s.rank)
+        suspects = sorted((s for s in hit if s.recent_strikes >= SUSPECT), key=lambda s: (s.rank, s.id))
         for sequence in suspects[:1] or hit:
             self._strike(seat, sequence.id, soft=True)
 

@@ -103,6 +103,7 @@ class Sequence:
             tenant=self.group.tenant,
             trace=self.group.trace,
             before=self._before(now) if self.group.trace else None,
+            remember=self.group.remember,
         )
 
     def _before(self, now: float) -> Tenure | None:
@@ -133,6 +134,7 @@ class Group:
     deadline: float = inf  # when it ends if no sequence of it was claimed
     deleted: bool = False
     trace: str = ""
+    remember: bool = False
 
     def __post_init__(self, packed: PackedGroup) -> None:
         self.bytes, self.inputs = packed.size, packed.inputs

@@ -76,8 +76,7 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        most = knobs.num_speculative_tokens
-        self._drafter = Drafter(most, self._cost, self._kv) if most else None
+        self._drafter = Drafter(knobs, self._cost, self._kv, now) if knobs.num_speculative_tokens else None
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
@@ -107,9 +106,10 @@ class Scheduler:
                 self._kv.keep_cached(entry)
 
     def _salt(self, claim: Claim) -> str:
-        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, and its salt."""
-        whose = "" if self.knobs.share_prefixes else claim.tenant
-        return f"{whose}\0{claim.sampling.cache_salt}" if claim.sampling.cache_salt else whose
+        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, the digest
+        of its adapter, with which the same tokens have other keys, and its salt."""
+        whose, own = "" if self.knobs.share_prefixes else claim.tenant, claim.sampling
+        return f"{whose}\0{own.adapter}\0{own.cache_salt}" if own.adapter or own.cache_salt else whose
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.
@@ -214,8 +214,8 @@ class Scheduler:
                 if self._drafter and entry.id in batch.drafts:
                     self._drafter.learn(entry, len(batch.drafts[entry.id]), result)
                 end = entry.append(result)
-                if entry.id in result.forced:
-                    entry.force(result.forced[entry.id])
+                if self._drafter and entry.id in result.forced:
+                    self._drafter.of(entry).force(result.forced[entry.id])
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)

@@ -6,13 +6,16 @@ current folder (see `sources`). An unknown or contradictory setting is an error 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.settings import models
+from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
@@ -26,7 +29,7 @@ FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
 # settings whose value is not repeated in any message
-SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url"})
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "operator_api_key", "redis_url"})
 # variables with our prefix: the folder of the tests' schemas, a GGUF file that they read, and constants that they set
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF", "ORCA_CONSTANTS"})
 
@@ -49,7 +52,7 @@ def _share_or_auto(given: Any) -> float | Literal["auto"]:
     return share
 
 
-class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, BaseSettings):
+class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings, ModelSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -93,6 +96,15 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+
+    models: Annotated[
+        tuple[dict[str, Any], ...],
+        NoDecode,
+        Field(
+            description="several models behind one API: names, or JSON objects with the settings of each (model, "
+            "served_model_name, engines, max_model_len, ...); the first is the default; none: one model"
+        ),
+    ] = ()
 
     engines: Annotated[
         int, Section.ENGINE, Field(ge=1, description="number of engines, each with its own scheduler")
@@ -192,6 +204,13 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         Field(description="further API keys with their tenants, as JSON; without any key, the API requires none"),
     ] = {}
     api_keys_file: Annotated[str, Field(description="file of further API keys or hashes: lines 'tenant: key'")] = ""
+    operator_api_key: Annotated[
+        Keys,
+        Field(
+            description="key, or its hash sha256:HEX, of the routes that change what is served; or the file that holds "
+            "it, by its whole path: /...; none: these routes are off"
+        ),
+    ] = ()
     allow_no_keys: Annotated[bool, Field(description="allow other machines to use the API without keys")] = False
 
     log_format: Annotated[
@@ -227,17 +246,26 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     ] = -1
 
     constants: Constants = Constants()
+    number: int = 0  # of the model: ids of its requests and names of its engines have it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_models(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return models.settled(values, cls)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
         self.check_scheduling()
+        self.check_adapters()
         self._check_autoscaling()
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:
             if self.tenants[key] != DEFAULT_TENANT:
                 raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if set(self.operator_api_key) & self.tenants.keys():
+            raise ValueError("operator_api_key is the key of a tenant too; the operator needs a key of its own")
         if self.demo and self.disable_ui:
             raise ValueError("demo is for the page at /ui, which disable_ui turns off")
         if self.demo and not is_loopback(self.host):
@@ -267,8 +295,19 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
             raise ValueError(f"a null engine has no layers to split with {asked}")
 
     @property
+    def each(self) -> tuple[Settings, ...]:
+        """The settings of each model, as a server of this model alone would have them; the default one first."""
+        shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
+        return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
+
+    def with_each(self, names: Sequence[str]) -> Settings:
+        """Return these settings with other names of the models, which are pinned, in the order of `each`."""
+        entries = [entry | {"model": name} for entry, name in zip(self.models, names, strict=True)]
+        return self.model_copy(update={"model": names[0], "models": tuple(entries)})
+
+    @property
     def most_engines(self) -> int:
-        """The largest number of engines that the settings allow."""
+        """The largest number of engines that the settings of this model allow."""
         return max(self.engines, self.max_engines)
 
     @property
@@ -292,7 +331,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
 
     def with_key_hashes(self) -> dict[str, Any]:
         """Return all settings as JSON with the hashes of API keys, for a process that checks keys."""
-        return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
+        return self.without_secrets() | {
+            "api_key": list(self.api_key),
+            "api_keys": self.api_keys,
+            "operator_api_key": list(self.operator_api_key),
+        }
 
     @classmethod
     def settings_customise_sources(
@@ -306,7 +349,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
-NAMES = [name for name in Settings.model_fields if name != "constants"]
+NAMES = [name for name in Settings.model_fields if name not in ("constants", models.NUMBER)]
 
 
 def sections() -> dict[Section, list[str]]:

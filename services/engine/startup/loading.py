@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+from services.adapters import peft
+from services.adapters.store import folder_of
+from services.engine.adapters import Adapter
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import GROUP_STEP, CpuSetup, pack_model
@@ -19,6 +22,7 @@ from services.engine.decoder import Decoder
 from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.fit import open_fitted
 from services.engine.families.heads import head_of
+from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout, Partition
@@ -29,7 +33,8 @@ from services.engine.startup import devices
 from services.engine.weights.description import describe_kept
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
-from services.errors import SettingsError
+from services.errors import ModelError, SettingsError
+from services.models.linears import load_linears
 from services.models.pooling import pooling_of
 
 FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
@@ -77,6 +82,25 @@ def load_decoder(
     from services.engine.backends.stock.loading import load_stock
 
     return load_stock(folder, dtype, device, length, tensors, path)
+
+
+def read_adapter(
+    digest: str, folder: Path, settings: EngineSettings, length: int, layout: Layout, tensors: Tensors | None = None
+) -> Adapter:
+    """The adapter whose content has this digest, for a rank of the model in `folder`; the other arguments are those of
+    `load_decoder`. Raises ValueError."""
+    assert settings.adapters
+    try:
+        linears = load_linears(folder, settings.cache_dir)
+        parts = peft.read(folder_of(settings.adapters, digest), linears, settings.max_lora_rank)
+        spec = fast_path_spec(folder, settings) if layout.size > 1 or runs_on_fast_path(folder, settings) else None
+        if spec is None:
+            return Adapter(parts)
+        base = tensors or open_fitted(folder, settings.cache_dir)
+        read = partial(read_layer, spec.for_length(length), parts=parts, linears=linears, base=base)
+        return Adapter(parts, [read(i, partition=layout.partition) for i in range(*layout.layers(spec.layers))])
+    except ModelError as error:
+        raise ValueError(str(error)) from error
 
 
 def runs_on_fast_path(folder: Path, settings: EngineSettings) -> bool:

@@ -3,7 +3,6 @@ file."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ from services.errors import ModelError
 from services.models.contents import BLOCKS
 from services.models.safetensors_file import LENGTH
 from services.models.weights_files import weights_files
-
-_TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
 
 
 class Tensors(Protocol):
@@ -128,11 +125,6 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
-
-
-def text_name(name: str) -> str:
-    """The name of a checkpoint's tensor in the text model alone, which may be a part of another."""
-    return _TEXT_PART.sub(lambda found: found["head"] or "model.", name)
 
 
 def header(file: Path) -> bytes:

@@ -129,7 +129,7 @@ class PoolPair(RuleBasedStateMachine):
             for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
         ]
         now = self.clock.now()
-        rounded = [dataclasses.replace(r, claims=[to_millis(claim, now) for claim in r.claims]) for r in replies]
+        rounded = [dataclasses.replace(r, claims=[rounded_times(claim, now) for claim in r.claims]) for r in replies]
         assert rounded[0] == rounded[1]
         return replies[0]
 
@@ -144,6 +144,7 @@ class PoolPair(RuleBasedStateMachine):
         by_name = [sorted(each, key=lambda seat: seat.name) for each in seats]
         assert by_name[0] == by_name[1]
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
+        self.both("adapted")
         assert real.waiting + real.running + real.ended <= self.submitted
         assert real.waiting + real.running + real.ended == len(self.reference._sequences)
         self.reference._record_rates()
@@ -173,7 +174,8 @@ async def counted(pool, tenant=None):
     return Bounds(waiting, tokens, streams, size - ended_size, stored), rate
 
 
-def to_millis(claim, now):
-    """The claim with its times in milliseconds: its rank, relative to its arrival, and how long it has waited."""
+def rounded_times(claim, now):
+    """The claim with its times in hundredths of a second: its rank, relative to its arrival, and how long it has
+    waited. The clock advances by 1 us per call, and a run has fewer calls than half a hundredth."""
     after = claim.rank - (now - claim.waited)
-    return dataclasses.replace(claim, rank=round(after, 3), waited=round(claim.waited, 3))
+    return dataclasses.replace(claim, rank=round(after, 2), waited=round(claim.waited, 2))

@@ -64,9 +64,10 @@ class PoolMachine(PoolPair):
         new=st.integers(1, 8),
         key=st.sampled_from([None, None, "a", "b"]),
         logprobs=st.sampled_from([None, 2]),
-        needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}]),
+        needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}, {"adapter": "d"}]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
+        remember=st.booleans(),
         background=st.sampled_from([False, False, True]),
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
@@ -172,6 +173,11 @@ class PoolMachine(PoolPair):
         if give_up:
             self.both("unhold", name, holder)
 
+    @rule(version=st.integers(1, 3), registry=st.sampled_from([b"a", b"b"]))
+    def adapt(self, version, registry):
+        self.both("adapt", version, registry)
+        self.both("adapters")
+
     # --- schedulers ---
 
     @rule(seat=seats)
@@ -251,6 +257,7 @@ class PoolMachine(PoolPair):
     @rule(past=consumes(dead), room=rooms, data=st.data())
     def exchange_under_a_dead_epoch(self, past, room, data):
         seat, epochs = past
+        self.both("cancel", "never")  # the first call after an outage extends registrations
         before = self.loop.run_until_complete(self.real.overview())
         late = Exchange(seat, "", 99, self.strange_commits(seat, data), room, counters={"late": 1.0}, summary="late")
         assert not self.same_exchange(late, epochs).owned

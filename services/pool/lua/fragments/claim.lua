@@ -13,7 +13,7 @@ local function claim_contents(id)
     "prompt_len", "left")
   local prompt, sampling, choice = unpack(cmsgpack.unpack(s[2]))
   local group = redis.call("HMGET", P .. "group:" .. s[5], "priority", "ttft", "arrival", "tenant",
-    "prompt" .. prompt, "sampling" .. sampling, "trace")
+    "prompt" .. prompt, "sampling" .. sampling, "trace", "remember")
   local tokens = redis.call("GET", P .. "tok:" .. id) or ""
   local strikes = tonumber(s[4]) == #tokens / 4 and tonumber(s[3]) or 0
   local left = group[7] and s[8] and cmsgpack.unpack(s[8]) or {}
@@ -22,7 +22,8 @@ local function claim_contents(id)
   end
   return by_name({ id = id, rank = s[1], prompt = group[5], output = tokens, sampling = group[6], strikes = strikes,
     priority = tonumber(group[1]), ttft = tonumber(group[2]), waited = now - tonumber(group[3]), tenant = group[4],
-    choice = choice, max_new_tokens = tokens_in(s[6]) - s[7], trace = group[7] or "", before = left })
+    choice = choice, max_new_tokens = tokens_in(s[6]) - s[7], trace = group[7] or "", before = left,
+    remember = group[8] and 1 or 0 })
 end
 
 local function contents_of_claims(ids)
