@@ -188,8 +188,8 @@ class Room:
 
     `yields` are tuples (class, requests, blocks): what requests of this class would give up to one of an earlier class.
     `longest` is the most tokens of a request that the engine can serve, as its length and all its blocks allow; 0 if it
-    is unknown. `guests` is the number of further requests that it takes from tenants without a request here, one from
-    each; `tenants` have requests here. `features` are those that a request may need of the engine.
+    is unknown. `guests` is the number of further requests that it takes from tenants with few requests here, one from
+    each; `tenants` are the others that have requests here. `features` are those that a request may need of the engine.
     """
 
     requests: int

@@ -258,7 +258,9 @@ class EngineLoop:
             return self._session.retry_at()
         if not self._pending or self._session.in_doubt or self._scheduler.has_commits():
             return -inf
-        return self._session.started_at + min(self._renewal, self._scheduler.claim_interval())
+        at = self._session.started_at + min(self._renewal, self._scheduler.claim_interval())
+        late = self._pending[0].started_at + self._scheduler.claim_after()
+        return min(at, late) if self._session.started_at < late else at
 
     def _next_exchange(self) -> Exchange:
         commits = self._scheduler.take_commits()

@@ -36,6 +36,9 @@ from services.scheduling.request_queues import RequestQueues
 from services.scheduling.stopping import StopRules
 from services.text import TextTables
 
+LONG = 0.03  # seconds of an iteration from which on an exchange before its end is worth its processor time
+AHEAD, MARGIN = 0.005, 0.05  # how long before the estimated end it begins: seconds, and a share of the iteration
+
 
 class Scheduler:
     """Iteration-level scheduling. With default knobs, it is first-come-first-served over whole prompts, and a request
@@ -251,6 +254,15 @@ class Scheduler:
     def claim_interval(self) -> float:
         """Return the most seconds between exchanges that the requests here allow."""
         return CLAIM_INTERVAL if self._queues.only_lines else inf
+
+    def claim_after(self) -> float:
+        """Return the seconds from the start of the iteration in flight after which another exchange brings what has
+        come meanwhile in time for the next iteration; infinite if this one is too short."""
+        if len(self._in_flight) != 1:
+            return inf
+        batch = self._in_flight[0]
+        seconds = self._cost.seconds(batch.num_tokens, batch.num_pairs)
+        return inf if seconds < LONG else (1 - MARGIN) * seconds - AHEAD
 
     def wait_time(self) -> float:
         """Return the seconds until lines of batches may run, if nothing else is here; infinite otherwise."""
