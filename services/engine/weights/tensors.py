@@ -18,7 +18,6 @@ from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weig
 from services.errors import ModelError
 from services.models.gguf_index import KINDS, GgufIndex
 from services.models.gguf_mapped import MappedGguf
-from services.models.safetensors_file import LENGTH
 from services.models.weights_files import weights_files
 
 _TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
@@ -129,15 +128,6 @@ class Checkpoint:
 def text_name(name: str) -> str:
     """The name of a checkpoint's tensor in the text model alone, which may be a part of another."""
     return _TEXT_PART.sub(lambda found: found["head"] or "model.", name)
-
-
-def header(file: Path) -> bytes:
-    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
-    except OSError as error:
-        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _open(file: Path) -> Any:
