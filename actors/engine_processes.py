@@ -69,7 +69,7 @@ class EngineProcesses:
         process cannot be reached, is stuck or is not ready in time.
         """
         # loading may take longer than processes without an owner live
-        keeping_alive = asyncio.create_task(self._keep_alive())
+        keeping_alive = asyncio.create_task(self.keep_alive())
         try:
             ranks = await self._choose(check_owner)
             loaded = all(process.status.epoch for process in ranks)
@@ -129,6 +129,25 @@ class EngineProcesses:
             *(self._keep_spare(rank, name, epoch, interval, check_owner) for rank, name in enumerate(names))
         )
 
+    async def give_back(self, epoch: str, names: Sequence[str]) -> None:
+        """Let the processes of the actors `names`, one per rank, drop the weights, and end their spares. Processes that
+        do not answer are removed. Only the owner of the seat, under `epoch`, may call this. Raises EngineLost if Ray
+        cannot do it now."""
+        self._has_spare = [False] * self._layout.size
+        try:
+            async with asyncio.timeout(REUSE_TIMEOUT):
+                await asyncio.gather(*(self._give_back(epoch, rank, name) for rank, name in enumerate(names)))
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            log.warning("engine %s does not give back its weights, and is removed: %s", self._engine, error)
+            await self.remove()
+
+    async def _give_back(self, epoch: str, rank: int, name: str) -> None:
+        (other,) = set(engine_names(self._engine, rank)) - {name}
+        if spare := await asyncio.to_thread(find_engine, other):
+            await asyncio.to_thread(ray.kill, spare, no_restart=True)
+        if actor := await asyncio.to_thread(find_engine, name):
+            await actor.drop.remote(epoch)
+
     async def remove(self) -> None:
         """End all processes of the engine for good, and free their resources. Only the owner of the seat may call this.
         Raises EngineLost if Ray cannot do it now."""
@@ -137,7 +156,7 @@ class EngineProcesses:
         except ray.exceptions.RayError as error:
             raise EngineLost(f"engine {self._engine} cannot be removed: {error}") from error
 
-    async def _keep_alive(self) -> None:
+    async def keep_alive(self) -> None:
         """Send all processes that exist signs of life for ever."""
         ranks = range(self._layout.size)
         while True:
@@ -164,11 +183,11 @@ class EngineProcesses:
         loading them, or sees that the other has none. Otherwise waits `PATIENCE` seconds for the other.
         Raises EngineLost if none answers.
         """
-        asking = {0: asyncio.create_task(self._ask(rank, 0))}
+        names = engine_names(self._engine, rank)
+        there = [which for which, name in enumerate(names) if await asyncio.to_thread(find_engine, name)]
+        asking = {which: asyncio.create_task(self._ask(rank, which)) for which in there or [0]}
         answers: dict[int, EngineProcess] = {}
         try:
-            if await asyncio.to_thread(find_engine, engine_names(self._engine, rank)[1]):
-                asking[1] = asyncio.create_task(self._ask(rank, 1))
             async with asyncio.timeout(START_TIMEOUT) as limit:
                 while len(answers) < len(asking) and not any(_suffices(status) for status, _ in answers.values()):
                     await asyncio.wait(asking.values(), return_when=asyncio.FIRST_COMPLETED)

@@ -142,7 +142,7 @@ def scheduler_scaling(settings: Settings, values: dict[str, Any]) -> Autoscaling
     schedulers get them."""
     models = settings.each
     return AutoscalingConfig(
-        min_replicas=sum(each.min_engines if each.max_engines else each.engines for each in models) + 1,
+        min_replicas=sum(each.fewest_engines if each.max_engines else each.engines for each in models) + 1,
         initial_replicas=sum(each.engines for each in models) + 1,
         max_replicas=sum(each.most_engines for each in models) + 1,
         upscale_delay_s=0.0,  # the policy has its own delays
@@ -168,7 +168,7 @@ def scaling_of(settings: Settings) -> Scaling:
     if batch == "auto":
         batch = MOST_REQUESTS if settings.device == "cuda" else CPU_BATCH
     return Scaling(
-        min_engines=settings.min_engines,
+        min_engines=settings.fewest_engines,
         max_engines=settings.max_engines,
         requests_per_engine=batch,
         upscale_delay=settings.upscale_delay,

@@ -203,15 +203,17 @@ async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], d
         await asyncio.sleep(lease / 3)
 
 
-async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict) -> bool:
+async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict, idle: bool = False) -> bool:
     """Renew the lease of a seat whose engine is not ready, and return whether the seat is surplus. `gauges` are sent
-    along.
+    along. `idle` asks for the bell, and nothing runs at the seat.
 
     Raises StaleEpoch if another process owns the seat, and PoolUnavailable.
     """
     seat.call += 1
     room = Room(0, 0, 1)
-    exchange = Exchange(seat.name, seat.epoch, seat.call, [], room, gauges={"ready": 0.0} | gauges())
+    exchange = Exchange(
+        seat.name, seat.epoch, seat.call, [], room, idle, gauges={"ready": 0.0} | gauges(), holds=[] if idle else None
+    )
     reply = await pool.exchange(exchange)
     if not reply.owned:
         raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")

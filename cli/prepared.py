@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
 from services.errors import HubUnavailable, ModelError, SettingsError, UsageError
 from services.settings.models import check_names
@@ -49,7 +49,8 @@ class Prepared:
         from actors.engine_build import engine_settings, replaced_of
         from actors.replica import pool_name
         from gateway.answer.reading import check_tool_parser
-        from services.models.convert import go_on, more_work
+        from services.engine.startup.proof.ahead import start_ahead
+        from services.models.convert import more_work
         from services.models.generation import SamplingDefaults
         from services.models.info import choose_length
         from services.models.pin import pin, pinned_info
@@ -60,9 +61,8 @@ class Prepared:
         with more_work() as converters:
             model = pin(settings.model, settings.cache_dir, say)
             folder = resolve_replaced(model, replaced := replaced_of(settings), settings.cache_dir, say)
-            if converters and not settings.null_engine:
-                written = json.dumps(asdict(engine_settings(settings)), default=str)
-                go_on(converters[-1], "services.engine.startup.proof.ahead", str(folder), written)
+            if not settings.null_engine:
+                start_ahead(folder, engine_settings(settings), converters)
         check_quantization(settings.quantization, model, folder)
         info = with_replaced(pinned_info(model, folder, settings.cache_dir), folder, replaced)
         choose_length(info.max_model_len, settings.max_model_len)
@@ -70,4 +70,22 @@ class Prepared:
         template = ChatTemplate.load(folder)
         check_tool_parser(settings.tool_call_parser, template is not None and template.uses_tools)
         names = settings.served_model_name or (folder.name,)
+        _check_adapters(settings, folder)
         return cls(model, names, pool_name(settings, info), str(defaults), template is not None)
+
+
+def _check_adapters(settings: Settings, folder: Path) -> None:
+    """Raise UsageError for an adapter of the settings that is broken, or not for the model in `folder`."""
+    if not settings.lora_modules:
+        return
+    from services.adapters import peft
+    from services.models.linears import load_linears
+
+    linears, names = load_linears(folder, settings.cache_dir), settings.served_model_name or (folder.name,)
+    for module in settings.lora_modules:
+        try:
+            peft.check(module.path, linears, settings.max_lora_rank)
+        except ValueError as error:
+            raise UsageError(f"lora_modules: {module.name}: {error}") from None
+        if module.name in names:
+            raise UsageError(f"lora_modules: {module.name!r} is the name of the model; name the adapter otherwise")

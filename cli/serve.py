@@ -32,6 +32,7 @@ from cli.waiting import command_of, remember_command, waiting
 from services.background import in_daemon_thread
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.logs import configure
+from services.overview import SleepLevel
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.progress import print_beside
@@ -280,7 +281,7 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 ready = await client.get("/ready")
-                if ready.is_success and not ready.text.startswith("model "):  # an engine of each model is ready
+                if ready.is_success and not unready_models(ready.text):
                     for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
                     return steps.end()
@@ -289,6 +290,13 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
                     say("a gateway answers; waiting for an engine")
                     steps.next("loading an engine")
             await asyncio.sleep(0.1)
+
+
+def unready_models(text: str) -> list[str]:
+    """The lines of the text of /ready about models without an engine that is ready, or that wakes up."""
+    asleep = {level.name.lower() for level in SleepLevel}
+    models = (line for line in text.splitlines() if line.startswith("model "))
+    return [line for line in models if line.rpartition(": ")[2] not in asleep]
 
 
 def _ready_line(settings: Settings, fragment: str, has_chat: bool) -> str:

@@ -80,7 +80,7 @@ class Endpoint(ABC, Generic[F]):
         with process.first.rejections_counted():
             fields = await parse(request, self.schema, process.limits)
             caller, position = self.headers(request, fields)
-            gateway = process.named(fields.model, resumes=position is not None)
+            gateway, caller = await process.called(fields.model, caller, position.request if position else "")
         with gateway.rejections_counted():
             validated = await self.validate(gateway, fields, caller)
             receive = request.receive if fields.stream or not caller.background else None

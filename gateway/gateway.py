@@ -18,13 +18,16 @@ from starlette.requests import HTTPConnection
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
+from gateway.http.headers import Caller
 from gateway.model import ServedModel
+from gateway.pool_client.adapters import Adapters
 from gateway.pool_client.following import not_found
 from gateway.pool_client.request_record import RequestRecords
 from gateway.pool_client.shards import Shard, Shards
 from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
+from services.adapters.registry import Adapter
 from services.background import keep_running, start
 from services.errors import ModelError, PoolUnavailable, SettingsError
 from services.joined import described
@@ -77,6 +80,7 @@ class Gateway:
         said = described(settings, model.tokenizer.tables)
         own = self.id, self.counters, self.executor, records, process.gauges, said
         self.shards = Shards([Shard(pool, *own) for pool in served.pools], settings.tag)
+        self.adapters = Adapters(self.shards.all, model, settings)
 
     @property
     def limits(self) -> BodyLimits:
@@ -96,13 +100,15 @@ class Gateway:
         """The model of a request: see `GatewayProcess.holding`."""
         return await self.process.holding(request)
 
-    def model_card(self, name: str) -> Model:
-        """The model object under one of its names; see ServedModel."""
+    def model_card(self, name: str, adapter: Adapter | None = None) -> Model:
+        """The model object under one of its names, or that of an adapter; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
         created = min((view.created for view in views if view.created), default=self.model.created)
-        card = replace(self.model, created=created).card(name, "; ".join(known))
-        return {**card, "status": "leaving" if self.leaving else "ready" if any(v.ready for v in views) else "loading"}
+        card = replace(self.model, created=created).card(name, "; ".join(known), adapter)
+        level = min((view.level for view in views if view.level is not None), default=None)
+        awake = "loading" if level is None else level.name.lower() if level else "ready"
+        return {**card, "status": "leaving" if self.leaving else awake}
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been
@@ -123,7 +129,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Run until cancelled, also while pools are unavailable."""
-        await asyncio.gather(*(shard.run() for shard in self.shards.all))
+        await asyncio.gather(keep_running(self.adapters.run), *(shard.run() for shard in self.shards.all))
 
     async def stop(self) -> None:
         """Close the open streams, and unregister from the pools that are available. To be called after `run` ended."""
@@ -151,23 +157,34 @@ class GatewayProcess:
         """The default model: the first that takes requests."""
         return next((gateway for gateway in self.all if not gateway.leaving), self.all[0])
 
-    def named(self, name: str | None, resumes: bool = False) -> Gateway:
-        """The model of this name, by default the first. Raises ApiError if there is none, or if it takes no new
-        requests; `resumes`: this one is not new."""
-        if name is None or len(self.all) == 1:
-            return self.first
+    async def called(self, name: str | None, caller: Caller, earlier: str = "") -> tuple[Gateway, Caller]:
+        """The model of this name, by default the first, and the caller with the adapter that has the name, if one has.
+        `earlier`: the request that the client resumes, see `Adapters.named_by`. Raises ApiError if there is none, or if
+        it takes no new requests; PoolUnavailable."""
+        if name is None:
+            return self.first, caller
         for gateway in self.all:
-            try:
-                gateway.validator.check_model(name)
-            except ApiError:
-                continue
-            if gateway.leaving and not resumes:
-                text = f"The model '{name[:100]}' is being removed: it ends the requests that it has."
-                raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
-            return gateway
+            if name in gateway.model.names:
+                return self._taking(gateway, name, earlier), caller
+        for gateway in self.all:
+            adapted = await gateway.adapters.named_by(name, caller, earlier)
+            if adapted.adapter:
+                return self._taking(gateway, name, earlier), adapted
         served = ", ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    def _taking(self, gateway: Gateway, name: str, earlier: str) -> Gateway:
+        """The model, unless it is being removed and the client resumes no earlier request. Raises ApiError."""
+        if gateway.leaving and not earlier:
+            text = f"The model '{name[:100]}' is being removed: it ends the requests that it has."
+            raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+        return gateway
+
+    def check_name(self, adapter: str) -> None:
+        """Raises ApiError if a model has the name of this adapter."""
+        if any(adapter in gateway.model.names for gateway in self.all):
+            raise ApiError(Kind.INVALID, f"'{adapter}' is a model's name; an adapter needs another one.", "lora_name")
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
@@ -201,7 +218,9 @@ class GatewayProcess:
     def gauges(self) -> dict[str, float]:
         """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
         resident = int(STATM.read_text().split()[1]) * resource.getpagesize()
-        return {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        gauges = {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        readers = (shard.reader for gateway in self.all for shard in gateway.shards.all)
+        return gauges | {key: count for reader in readers for key, count in reader.adapted().items()}
 
     @property
     def requests(self) -> int:
@@ -255,8 +274,9 @@ class GatewayProcess:
     async def unload(self, name: str) -> Gateway:
         """Let a model take no new requests, and go when it has none any more. Raises ApiError, PoolUnavailable."""
         assert self._source, "models come from a list"
-        gateway = self.named(name, resumes=True)
-        gateway.validator.check_model(name)
+        gateway = next((each for each in self.all if name in each.model.names), None)
+        if gateway is None:
+            raise ApiError(Kind.MODEL_NOT_FOUND, f"The model '{name[:100]}' does not exist.", "model")
         try:
             await self._source.leave(gateway.settings)
         except SettingsError as error:

@@ -78,7 +78,7 @@ class Usage(TypedDict):
 class ModelDetails(TypedDict):
     default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
     weights: NotRequired[str]  # how the engines keep them
-    status: NotRequired[Literal["loading", "ready", "leaving"]]  # `loading`: without an engine that is ready
+    status: NotRequired[str]  # ready; asleep, cold, off: it wakes up; loading: no engine is ready; leaving
 
 
 class Model(ModelDetails):
@@ -87,7 +87,7 @@ class Model(ModelDetails):
     created: int
     owned_by: str
     root: str  # from here on vLLM's fields
-    parent: None
+    parent: str | None  # of an adapter: its model
     max_model_len: int
     type: Literal["model"]  # from here on Anthropic's fields
     display_name: str

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from services.errors import ModelError
 from services.models.contents import ContentsHash
 
 if TYPE_CHECKING:
@@ -63,3 +64,12 @@ class SafetensorsWriter:
             self._file.seek(0)
             self._file.write(begin)
         return self._hash.digest(begin)
+
+
+def header(file: Path) -> bytes:
+    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
+    except OSError as error:
+        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error

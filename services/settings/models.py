@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.errors import UsageError
+from services.settings.adapters import AdapterSettings
 from services.settings.model import ModelSettings
 from services.settings.names import PARTS, own_name
 from services.settings.scheduling import SchedulingSettings
@@ -20,9 +21,11 @@ TAG = "tag"  # of the model in ids, which an entry has after it was settled
 OWN = frozenset(
     {
         *ModelSettings.model_fields,
+        *AdapterSettings.model_fields,
         *(SchedulingSettings.model_fields.keys() - {"preset"}),
         *("tool_call_parser", "reasoning_parser", "allow_control_tokens"),
-        *("engines", "min_engines", "max_engines", "tp", "pp", "threads", "device", "dtype", "weights", "quantization"),
+        *("engines", "min_engines", "max_engines", "sleep_idle_seconds", "tp", "pp", "threads"),
+        *("device", "dtype", "weights", "quantization"),
         *("kv_cache_dtype", "batch_invariant", "block_size", "kv_blocks", "kv_memory_fraction", "max_model_len"),
         *("pool", "max_waiting", "max_pool_bytes", "max_queue_wait", "queue_timeout", "deadly_token"),
     }

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.overview import SleepLevel
 from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
@@ -24,6 +25,7 @@ from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
+from services.sleep import SleepRule
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
@@ -180,7 +182,22 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         Section.AUTOSCALING,
         Field(ge=0, description="maximum number of engines, of which `engines` start; 0: always `engines`"),
     ] = 0
-    min_engines: Annotated[int, Field(ge=1, description="minimum number of engines, with max_engines")] = 1
+    min_engines: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="minimum number of engines, with max_engines; 0, with sleep_idle_seconds: the processes of an "
+            "engine that sleeps end, too",
+        ),
+    ] = 1
+    sleep_idle_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds without a request after which an engine gives back its KV cache; after as many again, "
+            "its weights; and with min_engines=0, after as many again, its processes. A request wakes it up. 0: never",
+        ),
+    ] = 0.0
     max_gateways: Annotated[
         int,
         Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
@@ -255,7 +272,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
+        self.check_pool(self.engines, self.fewest_engines if self.max_engines else self.engines)
         self.check_scheduling()
         self.check_adapters()
         self._check_autoscaling()
@@ -282,6 +299,8 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(
                 f"engines={self.engines} must be from min_engines={self.min_engines} to max_engines={self.max_engines}"
             )
+        if not self.min_engines and not self.sleep_idle_seconds:
+            raise ValueError("min_engines=0 needs sleep_idle_seconds, after which the engines end")
         if self.min_engines > 1 and not self.max_engines:
             raise ValueError(f"min_engines={self.min_engines} needs max_engines; without it, set engines")
         if self.max_gateways and self.max_gateways < self.gateways:
@@ -293,6 +312,16 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
         if self.null_engine:
             raise ValueError(f"a null engine has no layers to split with {asked}")
+
+    @property
+    def fewest_engines(self) -> int:
+        """The smallest number of engines, those that sleep included."""
+        return max(1, self.min_engines)
+
+    @property
+    def sleep(self) -> SleepRule:
+        """When engines sleep."""
+        return SleepRule(self.sleep_idle_seconds, SleepLevel.COLD if self.min_engines else SleepLevel.OFF)
 
     @property
     def each(self) -> tuple[Settings, ...]:

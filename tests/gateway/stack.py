@@ -184,7 +184,7 @@ class Stack(Background):
         settings = self.settings
         defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
         name, *aliases = settings.served_model_name or (NAME,)
-        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
+        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases), folder=self._folder)
 
     def _make_engine(self) -> Any:
         return EchoEngine(self.figures, self.tokenizer)

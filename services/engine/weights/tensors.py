@@ -17,7 +17,6 @@ from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weig
 from services.errors import ModelError
 from services.models.gguf_index import KINDS, GgufIndex
 from services.models.gguf_mapped import MappedGguf
-from services.models.safetensors_file import LENGTH
 from services.models.weights_files import weights_files
 
 
@@ -121,15 +120,6 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
-
-
-def header(file: Path) -> bytes:
-    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
-    except OSError as error:
-        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _open(file: Path) -> Any:
