@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from services.errors import HubUnavailable, ModelError, SettingsError, UsageError
 from services.settings.settings import Settings
@@ -57,4 +58,22 @@ class Prepared:
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
         template = ChatTemplate.load(folder)
         check_tool_parser(settings.tool_call_parser, template is not None and template.uses_tools)
+        _check_adapters(settings, folder)
         return cls(model, str(defaults), template is not None)
+
+
+def _check_adapters(settings: Settings, folder: Path) -> None:
+    """Raise UsageError for an adapter of the settings that is broken, or not for the model in `folder`."""
+    if not settings.lora_modules:
+        return
+    from services.adapters import peft
+    from services.models.linears import load_linears
+
+    linears, names = load_linears(folder, settings.cache_dir), settings.served_model_name or (folder.name,)
+    for module in settings.lora_modules:
+        try:
+            peft.check(module.path, linears, settings.max_lora_rank)
+        except ValueError as error:
+            raise UsageError(f"lora_modules: {module.name}: {error}") from None
+        if module.name in names:
+            raise UsageError(f"lora_modules: {module.name!r} is the name of the model; name the adapter otherwise")

@@ -163,7 +163,9 @@ class Validator:
         plan = plan_of(kind, fields, digest, prompts, sequences, tier, extra, texts, reading)
         if caller.adapter:
             plan = replace(plan, model=caller.adapter.name)
-        submission = self._submission(request, sequences, plan, caller, fields.request_class, fields.ttft_target or 0.0)
+        submission = self._submission(
+            request, sequences, plan, caller, fields.request_class, fields.ttft_target or 0.0, fields.store is not False
+        )
         return ValidatedRequest(submission, plan, bool(fields.stream), caller.slot)
 
     def vectors(
@@ -212,6 +214,7 @@ class Validator:
         caller: Caller,
         priority: int,
         ttft: float = 0.0,
+        remember: bool = False,
     ) -> Submission:
         return Submission(
             request=request,
@@ -225,6 +228,7 @@ class Validator:
             priority=priority,
             ttft=ttft,
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
+            remember=remember,
         )
 
     def _check_reasoning(self, kind: AnswerKind, fields: GenerationFields) -> None:

@@ -13,14 +13,17 @@ from services.adapters.peft import CONFIG, WEIGHTS
 from services.models.linears import LinearShape
 
 
-def write_adapter(folder: Path, linears: Mapping[str, LinearShape], seed: int, rank: int = 4) -> Path:
-    """Write an adapter of all linear layers that can have one. Its numbers are so large that most tokens change."""
+def write_adapter(
+    folder: Path, linears: Mapping[str, LinearShape], seed: int, rank: int = 4, deviation: float = 0.3
+) -> Path:
+    """Write an adapter of all linear layers that can have one. `deviation`: of its numbers, from 0; the default changes
+    most tokens of a tiny model."""
     numbers = np.random.default_rng(seed)
     tensors = {}
     for name, shape in linears.items():
         if not shape.obstacle:
             for side, size in ("A", (rank, shape.inputs)), ("B", (shape.outputs, rank)):
-                drawn = numbers.standard_normal(size, np.float32) * 0.3
+                drawn = numbers.standard_normal(size, np.float32) * deviation
                 tensors[f"base_model.model.{name}.lora_{side}.weight"] = drawn
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS)

@@ -216,6 +216,7 @@ class Claim:
     unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is a placeholder then
     trace: str = ""  # its trace context (see `services/tracing`); empty: it is not traced
     before: Tenure | None = None  # the tenure that ended last, of a traced request
+    remember: bool = False  # drafts of its tenant's later requests may repeat its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +303,7 @@ class Submission:
     waited: float = 0.0  # seconds since its arrival, of a request that the pool has lost
     queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if it has not started; 0: none
     trace: str = ""  # its trace context, for schedulers and for gateways that resume it; empty: it is not traced
+    remember: bool = False  # drafts of its tenant's later requests may repeat its text
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,11 @@ class Messages(Endpoint[MessageRequest]):
 )
 async def count_tokens(request: Request) -> TokenCount:
     """The number of prompt tokens that the same message would have."""
-    gateway = gateway_of(request)
-    fields = await parse(request, CountTokensRequest, gateway.limits)
-    adapter = await gateway.adapters.find(fields.model, request.state.tenant)
-    prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields, adapter)
+    process = gateway_of(request)
+    fields = await parse(request, CountTokensRequest, process.limits)
+    gateway, caller = await process.called(fields.model, Caller(request.state.tenant))
+    size, adapter = request.state.size, caller.adapter
+    prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, adapter)
     return {"input_tokens": len(prompt)}
 
 

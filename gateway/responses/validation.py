@@ -39,7 +39,6 @@ async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: C
 
 async def input_token_count(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> int:
     """The number of prompt tokens of such a response. Raises ApiError as `validate_response` does."""
-    caller = await gateway.adapters.named_by(fields.model, caller)
     conversation, _ = await _conversation(gateway, fields, caller)
     size = caller.size + conversation_size(conversation)
     prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, conversation)

@@ -17,6 +17,7 @@ class LoadLoraAdapter(Strict):
     lora_name: Name
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool | None = None
+    model: str | None = None  # for which it is; by default the first of the server
     tenants: Annotated[list[Name], Field(max_length=256)] | None = None
 
 

@@ -109,6 +109,7 @@ class GroupRules:
             stream=not s.background and not behind(s.priority),
             deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
             trace=s.trace,
+            remember=s.remember,
         )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:

@@ -79,6 +79,14 @@ class TenantQueues:
         """Leave the sequence to another seat: the claim in progress goes on with those behind it."""
         self._tenants[sequence.group.tenant].skipped += 1
 
+    def put_behind(self, sequence: Sequence, later: int, now: float) -> None:
+        """Add `later` microseconds to the rank of a waiting sequence."""
+        tenant = self._tenants[sequence.group.tenant]
+        tenant.queue.remove((sequence.rank, sequence.id, sequence))
+        sequence.rank, sequence.late = sequence.rank + later, True
+        insort(tenant.queue, (sequence.rank, sequence.id, sequence), key=lambda waits: waits[:2])
+        self._update_turn(tenant, now)
+
     def end_claim(self, now: float) -> None:
         """Put the sequences that the claim has skipped back to the front."""
         for tenant in self._tenants.values():

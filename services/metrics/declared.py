@@ -134,6 +134,12 @@ FIGURES: dict[str, str] = {
     "vllm:cache_config_info": "1 for each engine: its KV blocks in the labels `block_size` and `num_gpu_blocks`",
 }
 
+# Of a server with adapters
+LORA = "vllm:lora_requests_info"
+INFOS: dict[str, str] = {
+    LORA: "When it was read (Unix seconds); its labels name the adapters that requests have, and how many are loaded"
+}
+
 # What each gateway reports of itself with its heartbeat: name in the pool -> (name of the metric, help)
 GATEWAY_GAUGES: dict[str, tuple[str, str]] = {
     "requests": ("orca:gateway_requests", "Requests that the gateway is answering, including those that wait"),

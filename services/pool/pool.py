@@ -114,6 +114,7 @@ class RequestPool:
             queue_timeout=0 if known else micros(submission.queue_timeout),
             adapter=submission.sequences[0].sampling.adapter,
             trace=submission.trace,
+            remember=submission.remember,
             **pack_group(submission).arguments,
         )
 
@@ -322,6 +323,7 @@ class RequestPool:
             gauges=pack(e.gauges),
             summary=e.summary,
             keep_ended=micros(self.limits.keep_ended),
+            most_wait=micros(self.limits.max_queue_wait),
             holds=e.holds is not None and e.holds,
         )
         return packing.read_exchange(reply)

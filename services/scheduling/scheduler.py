@@ -73,8 +73,7 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        most = knobs.num_speculative_tokens
-        self._drafter = Drafter(most, self._cost, self._kv) if most else None
+        self._drafter = Drafter(knobs, self._cost, self._kv, now) if knobs.num_speculative_tokens else None
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
@@ -212,8 +211,8 @@ class Scheduler:
                 if self._drafter and entry.id in batch.drafts:
                     self._drafter.learn(entry, len(batch.drafts[entry.id]), result)
                 end = entry.append(result)
-                if entry.id in result.forced:
-                    entry.force(result.forced[entry.id])
+                if self._drafter and entry.id in result.forced:
+                    self._drafter.of(entry).force(result.forced[entry.id])
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)

@@ -6,13 +6,15 @@ current folder (see `sources`). An unknown or contradictory setting is an error 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.settings import models
 from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
@@ -94,6 +96,15 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+
+    models: Annotated[
+        tuple[dict[str, Any], ...],
+        NoDecode,
+        Field(
+            description="several models behind one API: names, or JSON objects with the settings of each (model, "
+            "served_model_name, engines, max_model_len, ...); the first is the default; none: one model"
+        ),
+    ] = ()
 
     engines: Annotated[
         int, Section.ENGINE, Field(ge=1, description="number of engines, each with its own scheduler")
@@ -235,6 +246,12 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = -1
 
     constants: Constants = Constants()
+    number: int = 0  # of the model: ids of its requests and names of its engines have it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_models(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return models.settled(values, cls)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -278,8 +295,19 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(f"a null engine has no layers to split with {asked}")
 
     @property
+    def each(self) -> tuple[Settings, ...]:
+        """The settings of each model, as a server of this model alone would have them; the default one first."""
+        shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
+        return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
+
+    def with_each(self, names: Sequence[str]) -> Settings:
+        """Return these settings with other names of the models, which are pinned, in the order of `each`."""
+        entries = [entry | {"model": name} for entry, name in zip(self.models, names, strict=True)]
+        return self.model_copy(update={"model": names[0], "models": tuple(entries)})
+
+    @property
     def most_engines(self) -> int:
-        """The largest number of engines that the settings allow."""
+        """The largest number of engines that the settings of this model allow."""
         return max(self.engines, self.max_engines)
 
     @property
@@ -321,7 +349,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
-NAMES = [name for name in Settings.model_fields if name != "constants"]
+NAMES = [name for name in Settings.model_fields if name not in ("constants", models.NUMBER)]
 
 
 def sections() -> dict[Section, list[str]]:

@@ -16,6 +16,7 @@ from echo_engine import EchoEngine
 
 from actors.replica import limits_of
 from gateway.app import create_app
+from gateway.gateway import ModelPools
 from gateway.model import ServedModel
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
@@ -153,7 +154,7 @@ class Stack(Background):
         self.pool = next(iter(self.pools.values()))
         owners = [await self._owner(pool) for pool in self.pools.values()] if self._with_engine else []
         serving = [asyncio.create_task(owner.loop.run()) for owner in owners]
-        self.app = create_app(self._open_pools(), self._served(), self.settings)
+        self.app = create_app(self.models(), self.settings)
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
@@ -173,6 +174,10 @@ class Stack(Background):
                 await asyncio.to_thread(owner.tracer.close)
         for pool in self.pools.values():
             await pool.close()
+
+    def models(self) -> list[ModelPools]:
+        """What the gateway serves, with pools that are not connected yet."""
+        return [ModelPools(self._served(), self._open_pools(), self.settings)]
 
     def _served(self) -> ServedModel:
         settings = self.settings

@@ -16,15 +16,18 @@ import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
 from clients import wait_until
+from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
-from stack import NAME, Stack
+from stack import NAME, Server, Stack
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
+from cli import status
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
 from services.adapters.store import folder_of
+from services.metrics.declared import LORA
 from services.models.linears import load_linears
 from services.settings.constants import Constants
 from services.settings.settings import Settings
@@ -178,6 +181,24 @@ def test_a_replaced_adapter_stays_with_the_requests_that_have_it(
     assert '"finish_reason":"length"' in got
 
 
+def test_metrics_and_status_name_adapters(stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    load(http, "sql", "one")
+    load(http, "idle", "two")
+    body = CHAT | {"model": "sql", "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "SLOW"}]}
+
+    def names() -> tuple[str, str]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        [labels] = [sample.labels for one in families for sample in one.samples if sample.name == LORA]
+        assert labels["max_lora"] == "2"
+        return labels["running_lora_adapters"], labels["waiting_lora_adapters"]
+
+    with http.stream("POST", "/v1/chat/completions", json=body, headers=ALICE):
+        wait_until(lambda: names() == ("sql", ""))
+    wait_until(lambda: names() == ("", ""))
+    status.run(["--url", stack.url, "--api-key", "alice"])
+    assert "adapters: idle, sql" in capsys.readouterr().out
+
+
 def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http: httpx.Client) -> None:
     load(http, "sql", "one")
     key = {"Idempotency-Key": secrets.token_hex(4)}
@@ -289,7 +310,7 @@ def test_only_folders_below_the_operator_s_are_read(
 
 
 def test_names_and_count_are_bounded(http: httpx.Client) -> None:
-    assert "is the model itself" in error_of(load(http, NAME, "one"))[2]
+    assert "is a model's name" in error_of(load(http, NAME, "one"))[2]
     assert "printable" in error_of(load(http, "a\nb", "one"))[2]
     assert error_of(load(http, "sql", "nowhere"))[0] == 404
     assert error_of(http.post("/v1/load_lora_adapter", json={"lora_name": "sql"}, headers=OPERATOR))[1] == "lora_path"
@@ -300,7 +321,7 @@ def test_names_and_count_are_bounded(http: httpx.Client) -> None:
 
 
 def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> None:
-    files, adapters = stack.settings.files_folder, stack.app.state.gateway.adapters
+    files, adapters = stack.settings.files_folder, stack.app.state.gateway.first.adapters
     load(http, "sql", "three")
     digest = registry(stack).adapters["sql"].digest
     body = CHAT | {"model": "sql", "stream": True, "max_tokens": 40, "messages": [{"role": "user", "content": "SLOW"}]}
@@ -367,6 +388,30 @@ def test_without_enable_lora_there_are_none(redis_url: str, folder: Path, settin
     ):
         assert "enable_lora" in error_of(load(client, "sql", "one"))[2]
         assert "enable_lora" in error_of(unload(client, "sql"))[2]
+
+
+def test_each_shard_has_the_registry(
+    redis_url: str, folder: Path, settings: Settings, sources: Path, tmp_path: Path
+) -> None:
+    with Server(tmp_path) as server:
+        name, urls = f"sharded-{secrets.token_hex(4)}", f"0={redis_url} 1={server.url}"
+        with Stack(urls, name, folder, settings) as stack, httpx.Client(base_url=stack.url, timeout=20) as client:
+            ready(stack)
+            assert load(client, "sql", "one").is_success
+            held = [stack.call(pool.adapters()) for pool in stack.pools.values()]
+            assert held[0] == held[1]
+            empty = stack.pools[1]
+            stack.call(empty._server.command("DEL", f"{empty._prefix}adapters"))
+            with stack.second() as later:  # as after a shard was added
+                ready(later)
+            assert stack.call(empty.adapters()) == held[0]
+            server.call(server.server.stop())
+            assert chat(client, "sql").is_success
+            assert unload(client, "sql").status_code == 503
+            server.call(server.server.start())
+            wait_until(lambda: unload(client, "sql").is_success, 20)
+            held = [stack.call(pool.adapters()) for pool in stack.pools.values()]
+            assert held[0] == held[1]
 
 
 def test_lines_of_a_batch_name_adapters(stack: Stack, http: httpx.Client) -> None:

@@ -195,7 +195,7 @@ def test_concurrent_metrics_requests_share_a_read(lonely: Stack, monkeypatch: py
 
     monkeypatch.setattr(RequestPool, "overview", counted)
     assert httpx.get(lonely.url + "/health").status_code == 200  # it has started
-    heartbeat = lonely.app.state.gateway.shards.all[0].heartbeat
+    heartbeat = lonely.app.state.gateway.first.shards.all[0].heartbeat
 
     async def ask() -> None:
         await asyncio.gather(*(heartbeat.latest_overview() for _ in range(200)))

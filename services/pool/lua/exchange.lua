@@ -14,6 +14,7 @@
 --   gauges      opaque
 --   summary     a line of text
 --   keep_ended  us that an ended group is kept
+--   most_wait   us that a sequence may be expected to wait; 0: no bound
 --   holds       all ids that the caller holds, or false
 -- Reply, by name; {}, with nothing written, if the epoch is not the seat's
 --   claims      [claim, ...] (see claim_contents in fragments/claim.lua)
@@ -45,7 +46,7 @@ end
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 forget_expired_gateways()
 drop_expired_groups(args.keep_ended)
-local ended, foreign, lacking = commit_all(seat, args.commits)
+local ended, foreign, lacking = commit_all(seat, args.commits, args.most_wait)
 local requeued, lost = 0, 0
 if room.longest > 0 then
   redis.call("HSET", seat_key, "slots", far_if(room.features, room.longest), "features", cmsgpack.pack(room.features))
@@ -60,7 +61,7 @@ requeued = requeued + reclaim_expired_seats()
 local overdue, all_ended = end_overdue_groups()
 local claimed, more = {}, not all_ended
 if lost == 0 and all_ended and not surplus then
-  claimed, more = claim_sequences(seat, room)
+  claimed, more = claim_sequences(seat, room, args.most_wait)
 end
 clear_deadlines(claimed)
 publish_events()

@@ -153,8 +153,10 @@ class PoolPair(RuleBasedStateMachine):
             assert held == self.reference._held(tenant)
             if tenant and self.reference.limits.max_queue_wait:
                 known = self.reference._rates[tenant]
+                most = self.reference.limits.max_queue_wait
                 expected = (known.backlog, self.reference._running(tenant), known.claimed, known.took)
-                assert rate == pytest.approx(expected, rel=1e-6, abs=1e-5)
+                assert min(rate[-1] or most, most) == pytest.approx(self.reference._longest_wait(tenant), rel=1e-6)
+                assert rate[:-1] == pytest.approx(expected, rel=1e-6, abs=1e-5)
         for seat in SEATS:
             heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
             assert heard[0] == heard[1]
@@ -162,13 +164,13 @@ class PoolPair(RuleBasedStateMachine):
 
 async def counted(pool, tenant=None):
     """The server's counts of a tenant, or of all: those that are bounded; then, without lines of batches, how many
-    sequences wait and run, and how many were claimed in how many seconds."""
+    sequences wait and run, how many were claimed in how many seconds, and how long they may wait."""
     key = pool._prefix + (f"tenant:{tenant}" if tenant else "meta")
     packed = await pool._server.command("HGET", key, "counts")
-    counts = unpack(packed) if packed else [0] * 15
+    counts = unpack(packed) if packed else [0] * 16
     waiting, tokens, size, ended_size, streams, stored, _, *asked = counts
     assert await pool._server.command("ZCARD", f"{pool._prefix}ended" + (f":{tenant}" if tenant else "")) == stored
-    rate = (*asked[:2], asked[-2], asked[-1] / 1e6)
+    rate = (*asked[:2], asked[-3], asked[-2] / 1e6, asked[-1] / 1e6)
     return Bounds(waiting, tokens, streams, size - ended_size, stored), rate
 
 

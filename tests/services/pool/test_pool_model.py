@@ -17,6 +17,8 @@ from services.requests import BATCH_CLASS, FEATURES
 LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=2.0)
 # bounds the expected wait: some waits exceed it by far, and none is close to it
 WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
+# learns how long clients wait: no bound that they show is close to a wait
+LEAVING = dataclasses.replace(LIMITS, max_queue_wait=5.37 * UNIT)
 RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 # two tenants, which reach bounds of their own and of both
 SHARED = dataclasses.replace(
@@ -44,7 +46,7 @@ class PoolMachine(PoolPair):
     requests = Bundle("requests")
     dead = Bundle("dead")  # ended epochs, as (seat, real, reference)
 
-    @initialize(limits=st.sampled_from([LIMITS, WAITING, RANKED, SHARED]))
+    @initialize(limits=st.sampled_from([LIMITS, WAITING, LEAVING, RANKED, SHARED]))
     def start(self, limits):
         self.open(limits)
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
@@ -65,6 +67,7 @@ class PoolMachine(PoolPair):
         needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}, {"adapter": "d"}]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
+        remember=st.booleans(),
         background=st.sampled_from([False, False, True]),
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),

@@ -27,6 +27,7 @@ SINCE = {
     "lora_dir",
     "lora_modules",
     "max_lora_rank",
+    "models",
     "operator_api_key",
     "speculative_config",
 }

@@ -241,7 +241,6 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"demo": True, "disable_ui": True}, "demo.*disable_ui"),
         ({"demo": True, "host": "a.example"}, "demo.*host.*'a.example'"),
         ({"lora_modules": ["a=/x"]}, "lora_modules: set enable_lora"),
-        ({"lora_dir": "/x"}, "lora_dir: set enable_lora"),
         ({"enable_lora": True, "lora_modules": ["a=/x", "a=/y"]}, "lora_modules: 'a' is named twice"),
         ({"enable_lora": True, "lora_modules": ["/x"]}, "lora_modules: '/x' is neither NAME=PATH nor"),
         ({"enable_lora": True, "lora_modules": ['{"name": "a"}']}, "lora_modules.0.path"),
