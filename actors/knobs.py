@@ -11,7 +11,7 @@ from services.settings.settings import Settings
 log = logging.getLogger(__name__)
 
 # tbt_target=auto: seconds between the tokens of a stream while prompts are computed
-CPU_TARGET = 0.25
+CPU_TARGET = 0.18
 CUDA_TARGET = 0.05
 CPU_BATCH = 32  # max_batch_size=auto
 LEAST_SLOTS = 512  # KV slots of each request of a GPU's batch: more requests would wait for blocks

@@ -74,4 +74,6 @@ def _whose(labels: Mapping[str, str]) -> str:
 
 
 def _readiness(client: httpx.Client) -> str:
-    return "ready" if client.get("/ready").is_success else "not ready"
+    reply = client.get("/ready")
+    shown = reply.text.replace("\n", ", ")
+    return ", ".join(filter(None, ("ready", shown))) if reply.is_success else "not ready"

@@ -17,7 +17,7 @@ from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
 from gateway.http.headers import Caller
-from gateway.model import ServedModel, check_names
+from gateway.model import ServedModel
 from gateway.pool_client.adapters import Adapters
 from gateway.pool_client.request_record import RequestRecords
 from gateway.pool_client.shards import Shard, Shards, not_found
@@ -31,6 +31,7 @@ from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models.info import choose_length
 from services.pool.shards import PoolShard, model_of
+from services.settings.models import check_names
 from services.settings.settings import Settings
 from services.tracing.tracer import open_tracer
 
@@ -114,13 +115,13 @@ class GatewayProcess:
     """A gateway process: its models, and what they share. Its id is random: a restarted gateway is a new one."""
 
     def __init__(self, models: Sequence[ModelPools], settings: Settings) -> None:
-        """The first model is the default. Raises ModelError if two have a name in common."""
+        """The first model is the default. Raises UsageError if two have a name or their pool in common."""
         self.id = secrets.token_hex(8)
         self.settings = settings
         self.executor = FairExecutor()
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         self.all = [Gateway(self, served) for served in models]
-        check_names(gateway.model for gateway in self.all)
+        check_names([(each.model.info.name, each.model.names, each.shards.all[0].pool.name) for each in self.all])
 
     @property
     def first(self) -> Gateway:

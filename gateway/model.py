@@ -5,7 +5,7 @@ Tokenizing a long text takes long: it is done by the executor, off the event loo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,6 @@ from gateway.schemas.answers import Model, ModelDetails
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import NO_DEFAULTS, GenerationFields
 from services.adapters.registry import Adapter
-from services.errors import ModelError
 from services.models import ModelInfo
 from services.models.generation import SamplingDefaults
 from services.text import Tokenizer
@@ -68,18 +67,6 @@ class ServedModel:
             "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "lifecycle": "active",
         }
-
-
-def check_names(models: Iterable[ServedModel]) -> None:
-    """Raises ModelError if two models have a name in common, which would not say which one a request means."""
-    owners: dict[str, ServedModel] = {}
-    for model in models:
-        for name in model.names:
-            if (other := owners.setdefault(name, model)) is not model:
-                raise ModelError(
-                    f"two models have the name {name!r}, from {other.info.name} and {model.info.name}; give one of "
-                    "them another served_model_name"
-                )
 
 
 def text_tokens(

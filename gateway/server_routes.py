@@ -50,8 +50,9 @@ async def load(request: Request) -> Load:
 
 @router.get("/ready", **documented(text=True, errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
-    names the models and shards for which that is not so."""
+    """200 while a pool accepts requests and an engine is ready for them, even if it is busy, or sleeps and wakes up for
+    them; as of the last second. The text says how deep engines sleep, and names the models and shards for which that is
+    not so."""
     models = gateway_of(request).all
     unready = {gateway.model.name: _unready(gateway) for gateway in models}
     if all(len(unready[gateway.model.name]) == len(gateway.shards.all) for gateway in models):
@@ -59,11 +60,19 @@ async def ready(request: Request) -> Response:
     lines = []
     for gateway in models:
         model = f"model {gateway.model.name}" * (len(models) > 1)
-        several = len(gateway.shards.all) > 1
-        for number, error in unready[gateway.model.name].items():
-            where = ", ".join(filter(None, (model, f"shard {number}" * several)))
-            lines.append(f"{where}: {error.message}")
+        several, errors = len(gateway.shards.all) > 1, unready[gateway.model.name]
+        for shard in gateway.shards.all:
+            error = errors.get(shard.number)
+            if text := error.message if error else _sleeps(shard):
+                where = ", ".join(filter(None, (model, f"shard {shard.number}" * several)))
+                lines.append(": ".join(filter(None, (where, text))))
     return Response("\n".join(lines), media_type="text/plain")
+
+
+def _sleeps(shard: Shard) -> str:
+    """The state of the engine of this shard that has given back least; empty if it is awake."""
+    level = shard.overview().level
+    return level.name.lower() if level else ""
 
 
 def _unready(gateway: Gateway) -> dict[int, ApiError]:

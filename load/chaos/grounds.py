@@ -42,6 +42,7 @@ class ChaosOptions:
     seconds: float = option(300.0, "for how long streams are started")
     every: float = option(10.0, "seconds between faults")
     streams: int = option(16, "streams open at any time")
+    pause: float = option(0.0, "seconds between a stream and the next one in its place")
     seed: int = option(0, "seed of the faults")
     length: int = option(40, "output tokens of a usual request")
     model: str = option("default", "as `orca serve --model`")

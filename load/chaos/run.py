@@ -89,7 +89,7 @@ async def under_load(
     options, over = ground.options, asyncio.Event()
     kinds_of_faults = [ground.faults[name] for name in options.faults or ground.faults]
     faults = plan(kinds_of_faults, int(options.seconds / options.every), draw)
-    load = asyncio.create_task(streams.keep(kinds, options.streams, over))
+    load = asyncio.create_task(streams.keep(kinds, options.streams, over, options.pause))
     try:
         began = time.monotonic()
         passing = asyncio.create_task(show_time(options.seconds))

@@ -29,7 +29,7 @@ class Tenant:
     queue: list[tuple[int, str, Sequence]] = field(default_factory=list)  # by rank
     served: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # counter -> tokens charged
     counter: str | None = None  # which counter orders it; None while nothing waits
-    last: float = 0.0  # when it had its last turn
+    last: float = 0.0  # when it had its last turn, other than one of a line of a batch
     skipped: int = 0  # sequences that the claim in progress skips
     expires: float = inf  # when its counters are forgotten
 
@@ -100,7 +100,9 @@ class TenantQueues:
         if not sequence.charged:
             self._largest[counter] = max(self._largest[counter], tenant.served[counter])
             tenant.served[counter] += PROMPT_TOKEN * len(sequence.new.prompt)
-        sequence.charged, tenant.last = True, now
+        sequence.charged = True
+        if counter == SERVED:
+            tenant.last = now
         self.dequeue(sequence, now)
 
     def charge(self, sequence: Sequence, before: int, ended: bool, now: float) -> None:
@@ -143,7 +145,7 @@ class TenantQueues:
             self._class(tenant),
             not self._requeued(tenant),
             tenant.served[counter_of(first)],
-            first.rank,
+            round(1e6 * tenant.last) or first.rank,
             tenant.name,
         )
 

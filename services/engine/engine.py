@@ -277,6 +277,8 @@ class Engine:
         dirty = self._requests.apply(iteration)
         if dirty and self.decoder.reads_past_end:  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
+        if iteration.sleep:
+            self._give_back()
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
@@ -287,6 +289,22 @@ class Engine:
         if running.draw.tokens is None or self._links or running.needs_host:
             self._finish(0)
         return Started(lambda: running.result is not None or running.draw.output.done(), lambda: self._result(running))
+
+    def _give_back(self) -> None:
+        """Give the memory of the KV cache back. No request is left. On a GPU it stays, with what is in it."""
+        if self._cache.device.type != "cpu":
+            return
+        assert not len(self._requests), f"{len(self._requests)} requests are here"
+        self._finish(0)
+        self._names.clear()  # first: another process may take over at any moment
+        shared = self._pages is not None
+        if all(huge_pages.give_back(store.data_ptr(), store.nbytes, shared) for store in self._cache.stores):
+            self._cache.begin_anew()
+        else:
+            log.warning("the memory of the KV cache is not given back: the kernel refuses")
+        self.recall()
+        if self._pages:
+            self._pages.forget()
 
     def _load_adapters(self, iteration: Iteration) -> dict[str, str]:
         """Have the adapters of new requests in memory. A request whose adapter cannot be read fails; why is returned,

@@ -36,6 +36,9 @@ from services.scheduling.request_queues import RequestQueues
 from services.scheduling.stopping import StopRules
 from services.text import TextTables
 
+LONG = 0.03  # seconds of an iteration from which on an exchange before its end is worth its processor time
+AHEAD, MARGIN = 0.005, 0.05  # how long before the estimated end it begins: seconds, and a share of the iteration
+
 
 class Scheduler:
     """Iteration-level scheduling. With default knobs, it is first-come-first-served over whole prompts, and a request
@@ -183,6 +186,17 @@ class Scheduler:
         self._in_flight.append(batch)
         return batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
 
+    def sleep(self) -> Iteration:
+        """Return the iteration with which the engine gives back the memory of its KV cache. No request may be here, and
+        no prefix is cached from now on."""
+        assert not self._entries, f"{list(self._entries)} are here"
+        assert not self._in_flight, "an iteration is in flight"
+        self.blocks.forget_all()
+        batch = InFlight(self._step + 1)
+        self._step = batch.step
+        self._in_flight.append(batch)
+        return replace(batch.message(self.epoch, self._kv, self._finished, wants_forced=False), sleep=True)
+
     def _closed(self) -> bool:
         """Return whether no request may join or preempt the running ones."""
         return False
@@ -197,7 +211,8 @@ class Scheduler:
         batch = self._in_flight.popleft()
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
         self._finished = batch.step
-        self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
+        if batch.entries:
+            self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         failed = result.failed
         ended = 0
         for entry in batch.entries:
@@ -239,6 +254,15 @@ class Scheduler:
     def claim_interval(self) -> float:
         """Return the most seconds between exchanges that the requests here allow."""
         return CLAIM_INTERVAL if self._queues.only_lines else inf
+
+    def claim_after(self) -> float:
+        """Return the seconds from the start of the iteration in flight after which another exchange brings what has
+        come meanwhile in time for the next iteration; infinite if this one is too short."""
+        if len(self._in_flight) != 1:
+            return inf
+        batch = self._in_flight[0]
+        seconds = self._cost.seconds(batch.num_tokens, batch.num_pairs)
+        return inf if seconds < LONG else (1 - MARGIN) * seconds - AHEAD
 
     def wait_time(self) -> float:
         """Return the seconds until lines of batches may run, if nothing else is here; infinite otherwise."""

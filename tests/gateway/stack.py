@@ -141,9 +141,6 @@ class Stack(Background):
         """Another gateway on the same pool, without a seat."""
         return Stack(self._redis_url, self._pool_name, self._folder, self.settings, engine=False)
 
-    def open_pool(self) -> RequestPool:
-        return self._open_pools()[0].pool
-
     def _open_pools(self) -> list[PoolShard]:
         limits = limits_of(self.settings)
         shards = parse_shards(self._redis_url)

@@ -88,7 +88,10 @@ local function assign(seat, id, tenant, turn, s)
   end
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
   count_claim(tenant, s.priority, s.prompt)
-  redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
+  redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count))
+  if not is_line(s.priority) then
+    redis.call("HSET", P .. "turn:" .. tenant, "last", now)
+  end
   redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "claimed", now,
     "payer", counter .. ":" .. tenant)
   redis.call("SADD", P .. "running:" .. seat, id)
