@@ -212,7 +212,7 @@ class EngineActor:
             raise
 
     def drop(self, epoch: str) -> None:
-        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
+        """Drop the weights and become a spare: the owner under `epoch` uses the other process, or the engine sleeps.
 
         Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
         """
@@ -281,9 +281,9 @@ class EngineActor:
             log.exception("this spare cannot prepare itself; it loads when it is needed")
 
     def _drop(self, epoch: str) -> None:
-        if self._epoch is None or _number(epoch) <= _number(self._epoch):
+        if self._epoch is None or _number(epoch) < _number(self._epoch):
             return
-        self._server.dismiss("the weights were dropped: another process is this engine now")
+        self._server.dismiss("the weights were dropped")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()

@@ -15,6 +15,7 @@ from services.settings.settings import Settings
 
 # The files, and the folders with source files, on which the tokens and the messages of an engine depend.
 SOURCES = (
+    "services/adapters",
     "services/engine",
     "services/grammar",
     "services/models",
@@ -81,6 +82,8 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tp=settings.tp,
         pp=settings.pp,
         deadly_token=settings.deadly_token,
+        adapters=settings.files_folder if settings.enable_lora else None,
+        max_lora_rank=settings.max_lora_rank,
         null_iteration=settings.constants.null_iteration,
     )
 

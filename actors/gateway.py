@@ -14,10 +14,12 @@ from ray.serve.handle import DeploymentHandle
 from actors.ray_private import listen_on_node_address
 from actors.replica import find_model, open_shards
 from gateway.app import create_app, prepare_process
+from gateway.gateway import ModelPools
 from gateway.model import ServedModel
 from services.joined import described, join
 from services.logs import configure
 from services.models.generation import SamplingDefaults
+from services.settings.settings import Settings
 from services.settings.sources import load
 from services.text import Tokenizer
 
@@ -43,15 +45,21 @@ class GatewayReplica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Raises SettingsError if the settings do not allow it to join the other servers of the pool."""
-        settings = self._settings
-        folder, info = find_model(settings)
-        name, *aliases = settings.served_model_name or (folder.name,)
-        defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
-        log.info("sampling defaults: %s", defaults)
-        tokenizer, allowed = Tokenizer.load(folder, info.pooling is None), settings.allow_control_tokens
-        model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed)
-        shards = open_shards(settings, info)
-        await join(described(settings, model.tokenizer.tables), [shard.pool for shard in shards], log.warning)
-        app = create_app(shards, model, settings, echo_request_id=False)
+        models = [load_model(settings) for settings in self._settings.each]
+        for one in models:
+            said = described(one.settings, one.model.tokenizer.tables)
+            await join(said, [shard.pool for shard in one.pools], log.warning)
+        app = create_app(models, self._settings, echo_request_id=False)
         prepare_process()
         return app
+
+
+def load_model(settings: Settings) -> ModelPools:
+    """What a gateway has of the model of these settings. Raises ModelError, SettingsError."""
+    folder, info = find_model(settings)
+    name, *aliases = settings.served_model_name or (folder.name,)
+    defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
+    log.info("sampling defaults of %s: %s", name, defaults)
+    tokenizer, allowed = Tokenizer.load(folder, info.pooling is None), settings.allow_control_tokens
+    model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed, folder)
+    return ModelPools(model, open_shards(settings, info), settings)

@@ -11,7 +11,7 @@ from services.settings.settings import Settings
 log = logging.getLogger(__name__)
 
 # tbt_target=auto: seconds between the tokens of a stream while prompts are computed
-CPU_TARGET = 0.25
+CPU_TARGET = 0.18
 CUDA_TARGET = 0.05
 CPU_BATCH = 32  # max_batch_size=auto
 LEAST_SLOTS = 512  # KV slots of each request of a GPU's batch: more requests would wait for blocks
@@ -46,6 +46,7 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         batches_in_flight=settings.pp,
         lookahead=lookahead,
         num_speculative_tokens=drafted,
+        remember_seconds=settings.constants.keep_ended if drafted else 0.0,
         prefix_caching=settings.prefix_caching and not figures.whole_prompts,
         share_prefixes=settings.share_prefixes,
         whole_prompts=figures.whole_prompts,

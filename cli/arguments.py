@@ -21,7 +21,7 @@ from services.settings.sources import load
 
 MIN_COLUMNS, MAX_COLUMNS = 80, 100  # of `--help`
 SERVE_DESCRIPTION = f"""\
-Serve a model: pool, engines, schedulers and gateway, until Ctrl-C.
+Serve one model or several: pool, engines, schedulers and gateway, until Ctrl-C.
 
 Each setting is a flag here, a variable (ORCA_MAX_BATCH_SIZE, say)
 and a name in a settings file. A flag wins over a variable, a variable over
@@ -34,7 +34,7 @@ COMMON = (
 )
 LONGEST_CHOICES = 60  # characters of a line of the help
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
-SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
+SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--operator-api-key", b"--redis-url"})
 ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
 
 
@@ -83,9 +83,13 @@ def parse_serve(arguments: Sequence[str]) -> Settings:
     switches = {name for name in NAMES if _type(name) is bool}
     parser = _serve_parser(NAMES)
     given = vars(parser.read([own_flag(argument, switches) for argument in arguments]))
-    config, model = given.pop("config"), given.pop("MODEL")
-    if model is not None and given.setdefault("model", model) != model:
-        raise UsageError(f"MODEL is {model!r} and --model {given['model']!r}; name the model once")
+    config, models = given.pop("config"), given.pop("MODEL")
+    if len(models) > 1 or (models and models[0].startswith(("{", "["))):
+        if named := {"model", "models"} & given.keys():
+            raise UsageError(f"MODEL is {' '.join(models)!r} and --{named.pop()} is given; name the models once")
+        given["models"] = models
+    elif models and given.setdefault("model", models[0]) != models[0]:
+        raise UsageError(f"MODEL is {models[0]!r} and --model {given['model']!r}; name the model once")
     return load(config, **given)
 
 
@@ -125,9 +129,9 @@ def _topics(topics: dict[str, list[str]]) -> str:
 def _serve_parser(shown: Collection[str]) -> Parser:
     """A parser with a flag for each setting, grouped by section. Its help describes the settings `shown`."""
     parser = Parser("orca serve", SERVE_DESCRIPTION, VLLM_FLAGS, add_help=False)
-    parser.usage = "orca serve [MODEL] [--config FILE] [--SETTING VALUE ...]"
+    parser.usage = "orca serve [MODEL ...] [--config FILE] [--SETTING VALUE ...]"
     parser.epilog = "docs/settings.md lists the flags of vLLM that are understood and those that\nare refused."
-    parser.add_argument("MODEL", nargs="?", help="the same as --model")
+    parser.add_argument("MODEL", nargs="*", help="the same as --model; several: the same as --models")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, .toml, .yaml or .yml")
     parser.add_argument(
         "-h",

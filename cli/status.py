@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> None:
     add_server(parser)
     options = parser.read(arguments)
     with httpx.Client(**connection(options.url, options.api_key), timeout=10) as client:
-        print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
+        first = served_model(client)
         reply = client.get("/metrics")
         if reply.is_error:
             raise OrcaError(f"no figures: {reply.text}")
@@ -45,12 +45,18 @@ def run(arguments: list[str]) -> None:
             for sample in family.samples
             if sample.name in FIGURES
         ]
+        models = list(dict.fromkeys(sample.labels["model_name"] for sample in samples)) or [first]
+        adapters = [card["id"] for card in client.get("/v1/models").json()["data"] if card.get("parent")]
+        print(f"{client.base_url}  model{'s' * (len(models) > 1)} {', '.join(models)}  {_readiness(client)}")
     for name, label in FIGURES.items():
         for sample in samples:
             if sample.name == name:
-                print(f"{label:32} {sample.value:>14,.10g}  {_whose(sample.labels)}".rstrip())
+                whose = sample.labels["model_name"] * (len(models) > 1), _whose(sample.labels)
+                print(f"{label:32} {sample.value:>14,.10g}  {' '.join(filter(None, whose))}".rstrip())
     for weights in kept_weights(page):
         print(f"weights: {weights}")
+    if adapters:
+        print(f"adapters: {', '.join(adapters)}")
 
 
 def kept_weights(metrics: str) -> list[str]:
@@ -61,11 +67,13 @@ def kept_weights(metrics: str) -> list[str]:
 
 
 def _whose(labels: Mapping[str, str]) -> str:
-    """What a figure belongs to: an engine, one of several shards, or the server."""
+    """What a figure of a model belongs to: an engine, one of several shards, or the server."""
     if engine := labels.get("engine"):
         return f"engine {engine}"
     return f"shard {labels['shard']}" if "shard" in labels else ""
 
 
 def _readiness(client: httpx.Client) -> str:
-    return "ready" if client.get("/ready").is_success else "not ready"
+    reply = client.get("/ready")
+    shown = reply.text.replace("\n", ", ")
+    return ", ".join(filter(None, ("ready", shown))) if reply.is_success else "not ready"

@@ -48,8 +48,8 @@ All keys of `api_key` and `api_keys` are accepted. A key of `api_key` belongs to
 `api_keys` to the tenant that is named there. A key in both with another tenant in `api_keys` is an error.
 `--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat`, `orca status` and
 `orca top` send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64
-hexadecimal digits. `api_keys_file`, and `redis_url` if it is the name of a file, keep secrets in files of their own:
-[security](security.md).
+hexadecimal digits. `api_keys_file`, and `redis_url` and `operator_api_key` if they are names of files, keep secrets in
+files of their own: [security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM
@@ -57,9 +57,9 @@ VLLM_SAME = """
 These flags of `vllm serve`, and the same names in a settings file, have the same meaning as in vLLM. So do `--model`,
 `--served-model-name`, `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
 `--block-size`, `--max-model-len`, `--revision` (here a part of `model`), `--tokenizer`, `--chat-template`,
-`--generation-config`, `--override-generation-config`, `--allowed-origins`, `--ssl-certfile`, `--ssl-keyfile` and
-`--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts `float16` and `float32`, not `half` and
-`float`.
+`--generation-config`, `--override-generation-config`, `--enable-lora`, `--lora-modules`, `--max-lora-rank` (here 256 by
+default), `--allowed-origins`, `--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`),
+and `--dtype` accepts `float16` and `float32`, not `half` and `float`.
 
 | vLLM | setting |
 |---|---|
@@ -121,6 +121,7 @@ def _metrics() -> str:
     seats = (*declared.SEAT_GAUGES.values(), *declared.OPTIONAL_GAUGES.values())
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in seats]
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in declared.FIGURES.items()]
+    rows += [(name, "gauge", ("…_lora_adapters", "max_lora"), text) for name, text in declared.INFOS.items()]
     rows += [(name, "gauge", ("gateway",), text) for name, text in declared.GATEWAY_GAUGES.values()]
     rows += [(f"{name}_total", "counter", ("gateway",), text) for name, text in declared.GATEWAY_COUNTERS.values()]
     cells = (f"| `{name}` | {kind} | {', '.join(labels)} | {text} |\n" for name, kind, labels, text in rows)

@@ -6,7 +6,6 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -21,36 +20,31 @@ from gateway.batches.runner import BatchRunner
 from gateway.errors import POOL_AWAY, ApiError, ClientGone, GatewayStops, Kind, error_response
 from gateway.files import routes as files_routes
 from gateway.files.store import FileStore
-from gateway.gateway import Gateway
+from gateway.gateway import GatewayProcess, ModelPools
 from gateway.http import openapi
 from gateway.http.middleware import AuthenticationMiddleware, HeadMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.live import routes as live_routes
 from gateway.live.feed import LiveFeed
 from gateway.live.routes import PageFiles
-from gateway.model import ServedModel
 from gateway.responses import routes as responses_routes
 from gateway.streaming import CLIENT_CLOSED_REQUEST
 from services.errors import PoolUnavailable
 from services.limits import return_memory
-from services.models.info import choose_length
-from services.pool.shards import PoolShard
 from services.settings.settings import Settings
 
 SWITCH_INTERVAL = 0.001  # seconds that a thread may run while the event loop waits; Python's default of 5 ms adds up
 
 
-def create_app(
-    pools: Sequence[PoolShard], model: ServedModel, settings: Settings, echo_request_id: bool = True
-) -> FastAPI:
-    """The app that serves `model` on `pools`. Its lifespan runs the gateway, which connects to them and closes them.
+def create_app(models: Sequence[ModelPools], settings: Settings, echo_request_id: bool = True) -> FastAPI:
+    """The app that serves `models`. Its lifespan runs the gateway, which connects to their pools and closes them.
 
     `echo_request_id`: return a client's `x-request-id`; false if the server around the app does so, as Ray Serve does.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = Gateway(pools, model, settings)
-        live = app.state.live = LiveFeed(gateway.shards, model.name, settings.demo)
+        gateway = app.state.gateway = GatewayProcess(models, settings)
+        live = app.state.live = LiveFeed(gateway, settings.demo)
         app.state.files = FileStore(settings.files_folder, settings.constants)
         app.state.batches = BatchFolders(settings.files_folder)
         runner = app.state.batch_runner = BatchRunner(gateway, app.state.batches, app.state.files)
@@ -61,8 +55,6 @@ def create_app(
         await live.stop()
         await gateway.stop()
 
-    length = choose_length(model.info.max_model_len, settings.max_model_len)
-    model = replace(model, info=replace(model.info, max_model_len=length))
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
     app.include_router(endpoints.router)
     app.include_router(responses_routes.router)
@@ -80,7 +72,7 @@ def create_app(
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants)
+    app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants, operator=settings.operator_api_key)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestIdMiddleware, echo_request_id=echo_request_id)
     if settings.allowed_origins:

@@ -76,10 +76,12 @@ class Endpoint(ABC, Generic[F]):
 
     async def handle(self, request: Request) -> Response:
         """Answer a POST, as a whole or as a stream."""
-        gateway, arrived_at = gateway_of(request), asyncio.get_running_loop().time()
-        with gateway.rejections_counted():
-            fields = await parse(request, self.schema, gateway.limits)
+        process, arrived_at = gateway_of(request), asyncio.get_running_loop().time()
+        with process.first.rejections_counted():
+            fields = await parse(request, self.schema, process.limits)
             caller, position = self.headers(request, fields)
+            gateway, caller = await process.called(fields.model, caller, position.request if position else "")
+        with gateway.rejections_counted():
             validated = await self.validate(gateway, fields, caller)
             receive = request.receive if fields.stream or not caller.background else None
             generation = await gateway.shards.open(validated, position, receive, arrived_at)

@@ -65,7 +65,7 @@ for _endpoint in ALL:
 )
 async def stream(request: Request, name: str) -> Response:
     """The events after the given position of a request that was made on any connection, at any gateway."""
-    gateway, position = gateway_of(request), Position.of(request)
+    gateway, position = gateway_of(request).of(name), Position.of(request)
     if position is not None and position.request != name:
         raise position.wrong(f"is not of request '{name[:100]}'")
     generation = await gateway.shards.follow(name, request.state.tenant, request.receive)
@@ -78,5 +78,5 @@ async def stream(request: Request, name: str) -> Response:
 @router.delete("/v1/streams/{name}", **documented(errors=(*POOL_ERRORS, Kind.REQUEST_NOT_FOUND)))
 async def cancel(request: Request, name: str) -> Response:
     """Cancels a request, which otherwise continues for its grace period without a client if it is resumable."""
-    await gateway_of(request).shards.cancel(name, request.state.tenant)
+    await gateway_of(request).of(name).shards.cancel(name, request.state.tenant)
     return Response()

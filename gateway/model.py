@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from gateway.errors import ApiError, Kind
 from gateway.schemas.answers import Model, ModelDetails
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import NO_DEFAULTS, GenerationFields
+from services.adapters.registry import Adapter
 from services.models import ModelInfo
 from services.models.generation import SamplingDefaults
 from services.text import Tokenizer
@@ -26,7 +28,8 @@ Words = tuple[tuple[int, ...], ...]
 class ServedModel:
     """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds, for clients only until
     the pool says when it had its first gateway. `defaults`: the sampling of requests that do not say it. `aliases`:
-    further names by which requests may ask for it; answers have its `name`. `allow_control_tokens`: the setting."""
+    further names by which requests may ask for it; answers have its `name`. `allow_control_tokens`: the setting.
+    `folder`: with its files, for the check of adapters."""
 
     name: str
     tokenizer: Tokenizer
@@ -35,14 +38,16 @@ class ServedModel:
     defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
     allow_control_tokens: bool = False
+    folder: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.name, *self.aliases
 
-    def card(self, name: str, weights: str = "") -> Model:
-        """The model object under one of its names, with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its
-        defaults if any, and how engines keep its `weights` if that is known."""
+    def card(self, name: str, weights: str = "", adapter: Adapter | None = None) -> Model:
+        """The model object under one of its names, or that of an adapter, with fields of OpenAI, Anthropic and vLLM
+        (`max_model_len`), its defaults if any, and how engines keep its `weights` if that is known."""
+        created = int(adapter.since) if adapter else self.created
         known: ModelDetails = {}
         if said := self.defaults.given():
             known["default_sampling_params"] = said
@@ -51,15 +56,15 @@ class ServedModel:
         return {
             "id": name,
             "object": "model",
-            "created": self.created,
+            "created": created,
             "owned_by": "orca",
-            "root": self.info.name,
-            "parent": None,
+            "root": adapter.path if adapter else self.info.name,
+            "parent": self.name if adapter else None,
             "max_model_len": self.info.max_model_len,
             **known,
             "type": "model",
             "display_name": name,
-            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "lifecycle": "active",
         }
 

@@ -15,7 +15,17 @@ from services.settings.settings import SECRETS, Settings
 from services.text import TextTables
 
 # settings of a machine or of its address, and the model's place: its revision is in the pool's name
-_LOCAL = SECRETS | {"host", "port", "ssl_certfile", "ssl_keyfile", "cache_dir", "data_dir", "files_dir", "model"}
+_LOCAL = SECRETS | {
+    "host",
+    "port",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "cache_dir",
+    "data_dir",
+    "files_dir",
+    "lora_dir",
+    "model",
+}
 
 
 def described(settings: Settings, tables: TextTables) -> str:

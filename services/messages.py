@@ -34,6 +34,9 @@ class Iteration:
     `drafts` are guesses at the next output tokens of some of these requests. They are computed behind the request's own
     tokens, and as many of them are kept as are the tokens that would have been sampled. A draft changes no token.
     `wants_forced` asks for `IterationResult.forced`.
+
+    With `sleep`, no request is left after `released`, and the engine gives back the memory of its KV cache and forgets
+    the names of its blocks. The next iteration takes memory again.
     """
 
     epoch: str
@@ -45,6 +48,7 @@ class Iteration:
     full_blocks: dict[int, bytes] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     wants_forced: bool = False
+    sleep: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -184,8 +188,8 @@ class Room:
 
     `yields` are tuples (class, requests, blocks): what requests of this class would give up to one of an earlier class.
     `longest` is the most tokens of a request that the engine can serve, as its length and all its blocks allow; 0 if it
-    is unknown. `guests` is the number of further requests that it takes from tenants without a request here, one from
-    each; `tenants` have requests here. `features` are those that a request may need of the engine.
+    is unknown. `guests` is the number of further requests that it takes from tenants with few requests here, one from
+    each; `tenants` are the others that have requests here. `features` are those that a request may need of the engine.
     """
 
     requests: int
@@ -216,6 +220,7 @@ class Claim:
     unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is a placeholder then
     trace: str = ""  # its trace context (see `services/tracing`); empty: it is not traced
     before: Tenure | None = None  # the tenure that ended last, of a traced request
+    remember: bool = False  # drafts of its tenant's later requests may repeat its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +307,7 @@ class Submission:
     waited: float = 0.0  # seconds since its arrival, of a request that the pool has lost
     queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if it has not started; 0: none
     trace: str = ""  # its trace context, for schedulers and for gateways that resume it; empty: it is not traced
+    remember: bool = False  # drafts of its tenant's later requests may repeat its text
 
 
 @dataclass(frozen=True, slots=True)

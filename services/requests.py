@@ -89,12 +89,15 @@ class SamplingParams:
     vector: int = 0
     second_text: int = 0  # the prompt is a pair of texts, and the second begins at this token; 0: it is one text
     thinking_token_budget: ThinkingBudget | None = None  # of the reasoning; None: it is not limited
+    # The digest of the adapter with which the request was accepted (see `services/adapters/store.py`); empty: none.
+    adapter: str = ""
 
 
 _NAMES = [one.name for one in fields(SamplingParams)]
 _FIRST = _NAMES.index("grammar") + 1  # fields that every build knows which serves a pool of this layout
 FEATURES = tuple(_NAMES[_FIRST:])  # later fields, which only some of the builds know that serve one pool
 OF_VECTORS = frozenset({"vector", "second_text"})  # which only an engine has whose model makes vectors
+OF_ADAPTERS = frozenset({"adapter"})  # which only an engine has that serves adapters
 _NEUTRAL = SamplingParams(max_new_tokens=1)
 
 

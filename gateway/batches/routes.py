@@ -82,7 +82,7 @@ async def create(request: Request) -> BatchObject:
     gateway = gateway_of(request)
     fields = await parse(request, BatchRequest, gateway.limits)
     store, batches = store_of(request), _batches(request)
-    folder = await disk.in_thread(_create, store, batches, gateway.model.name, request.state.tenant, fields)
+    folder = await disk.in_thread(_create, store, batches, gateway.first.model.name, request.state.tenant, fields)
     return await _body(folder)
 
 

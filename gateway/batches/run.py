@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 
 
 class BatchRun:
-    """Answers the unanswered lines and ends the batch. `slots` limits the lines in flight at this gateway."""
+    """Answers the unanswered lines and ends the batch. `gateway` is the model of lines that name none. `slots` limits
+    the lines in flight at this gateway."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class BatchRun:
         request = self._requests.pop(number, None)
         if request is not None and not ENDPOINTS[self._record.endpoint].stored:
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
-                await self._gateway.shards.of(request).pool.delete(request)
+                await self._gateway.of(request).shards.of(request).pool.delete(request)
 
     async def _write(self, journal: BatchJournal) -> None:
         """Write answers to disk, all waiting ones at once."""
@@ -164,7 +165,7 @@ class BatchRun:
         """Cancel the requests in flight: a background request would otherwise run to its end."""
         for request in self._requests.values():
             with contextlib.suppress(PoolUnavailable):
-                await self._gateway.shards.of(request).pool.cancel(request)
+                await self._gateway.of(request).shards.of(request).pool.cancel(request)
 
     async def _off_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Call `function` in a thread, one call at a time; a cancelled caller waits for its end too."""
@@ -219,8 +220,8 @@ class LineAnswerer:
         caller = self._caller(number, len(line))
         with contextlib.suppress(ApiError):
             fields = await self._fields(value["body"], caller)
-            request = self._endpoint.kind.prefix + caller.request_name(digest_of(fields))
-            self._on_request(number, self._placed(request, caller))
+            gateway, _ = await self._named(fields, caller)
+            self._on_request(number, self._placed(gateway, self._request_name(fields, caller), caller))
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
@@ -236,14 +237,17 @@ class LineAnswerer:
     async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
         """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
         PoolUnavailable."""
-        gateway, limit = self._gateway, self._gateway.limits.max_bytes
+        limit = self._gateway.limits.max_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
-        validated = await self._endpoint.validate(gateway, await self._fields(body, caller), caller)
+        fields = await self._fields(body, caller)
+        gateway, caller = await self._named(fields, caller)
+        validated = await self._endpoint.validate(gateway, fields, caller)
         # a line waits while there are other requests; the batch's window is its only deadline
         submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
-        validated, request = replace(validated, submission=submission), self._placed(submission.request, caller)
+        request = self._placed(gateway, submission.request, caller)
+        validated = replace(validated, submission=submission)
         self._on_request(number, request)
         try:
             generation = await gateway.shards.submit(validated, None, None, caller.work_queue)
@@ -253,7 +257,7 @@ class LineAnswerer:
             return request, bytes((await whole_response(generation, answer)).body)
         except ApiError as error:
             if error.kind in BROKEN:
-                await gateway.shards.of(request).pool.delete(request)
+                await gateway.of(request).shards.of(request).pool.delete(request)
             if error.kind is Kind.REQUEST_NOT_FOUND:
                 raise PoolUnavailable(f"the pool lost {request} between two calls") from error
             raise
@@ -271,10 +275,21 @@ class LineAnswerer:
             named_by_fields=True,  # known before the line is validated; nobody resumes its stream
         )
 
-    def _placed(self, request: str, caller: Caller) -> str:
+    async def _named(self, fields: GenerationFields | VectorFields, caller: Caller) -> tuple[Gateway, Caller]:
+        """The model of a line, the one that it names or else that of the batch, and the caller with its adapter. Raises
+        ApiError if there is none; PoolUnavailable."""
+        if fields.model is None:
+            return self._gateway, caller
+        earlier = self._placed(self._gateway, self._request_name(fields, caller), caller)
+        return await self._gateway.process.called(fields.model, caller, earlier)
+
+    def _request_name(self, fields: GenerationFields | VectorFields, caller: Caller) -> str:
+        return self._endpoint.kind.prefix + caller.request_name(digest_of(fields))
+
+    def _placed(self, gateway: Gateway, request: str, caller: Caller) -> str:
         """The id of a line's request in its shard."""
         assert caller.slot is not None, "a line has a key"
-        return self._gateway.shards.placed(request, caller.slot)
+        return gateway.shards.placed(request, caller.slot)
 
     async def _fields(self, body: dict[str, Any], caller: Caller) -> GenerationFields | VectorFields:
         return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, body)

@@ -13,7 +13,7 @@ from gateway.batches.lease import LEASE, BatchLease
 from gateway.batches.run import BatchRun
 from gateway.files import disk
 from gateway.files.store import FileStore
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, GatewayProcess
 from gateway.schemas.batches import BatchError
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class BatchRunner:
     """One gateway owns a batch: the one that holds its name in the pool. The others try each `PERIOD`."""
 
-    def __init__(self, gateway: Gateway, batches: BatchFolders, files: FileStore) -> None:
+    def __init__(self, gateway: GatewayProcess, batches: BatchFolders, files: FileStore) -> None:
         self._gateway = gateway
         self._batches = batches
         self._files = files
@@ -73,15 +73,18 @@ class BatchRunner:
         if record is None:
             await disk.in_thread(self._batches.forget_uncreated, folder.id)
             return
-        if record.model not in self._gateway.model.names and time.time() < record.expires_at:
-            return  # a server of its model may return until then
+        gateway = next((each for each in self._gateway.all if record.model in each.model.names), None)
+        if gateway is None:
+            if time.time() < record.expires_at:
+                return  # a server of its model may return until then
+            gateway = self._gateway.first
         if await disk.in_thread(folder.final) is not None:  # its owner died before it could remove the marker
             await disk.in_thread(self._tidy, folder)
             return
-        lease = BatchLease(self._gateway, folder.id)
+        lease = BatchLease(gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
             if await lease.take():
-                task = start(self._run(folder, record, lease), f"batch {folder.id}")
+                task = start(self._run(gateway, folder, record, lease), f"batch {folder.id}")
                 self._runs[folder.id] = task
                 self._of_tenant[folder.tenant] += 1
                 task.add_done_callback(lambda _: self._ended(folder))
@@ -90,8 +93,8 @@ class BatchRunner:
         del self._runs[folder.id]
         self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
-    async def _run(self, folder: BatchFolder, record: BatchRecord, lease: BatchLease) -> None:
-        batch = BatchRun(self._gateway, self._files, folder, record, lease.segment, self._slots)
+    async def _run(self, gateway: Gateway, folder: BatchFolder, record: BatchRecord, lease: BatchLease) -> None:
+        batch = BatchRun(gateway, self._files, folder, record, lease.segment, self._slots)
         run = asyncio.create_task(batch.run())
         keeping = asyncio.create_task(lease.keep())
         try:

@@ -13,13 +13,15 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
-from services.pool.shards import slot_of
+from services.adapters.registry import Adapter
+from services.pool.shards import ID_SUFFIX, slot_of
 
 MAX_KEY_CHARS = 255
 MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86_400  # seconds
 MAX_LENGTH_DIGITS = 20
 _BOOLEANS = {"true": True, "false": False}
-_EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}(?:-[1-9][0-9]{0,2})?):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
+_REQUEST = rf"[A-Za-z]{{1,16}}[-_][0-9a-f]{{32}}{ID_SUFFIX}"
+_EVENT_ID = re.compile(rf"(?P<request>{_REQUEST}):(?P<counts>[0-9]{{1,10}}(?:\.[0-9]{{1,10}})*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Caller:
 
     `queue_timeout`: seconds within which an engine must begin the request; None: the setting. `size`: bytes of the
     body. `queue`: the queue for work off the event loop; by default the tenant's. `named_by_fields`: with a key, the id
-    of the request depends on its fields alone, not on what they become.
+    of the request depends on its fields alone, not on what they become. `adapter`: the one that the request names as
+    its model.
     """
 
     tenant: str = "default"
@@ -40,6 +43,7 @@ class Caller:
     size: int = 0
     queue: str = ""
     named_by_fields: bool = False
+    adapter: Adapter | None = None
 
     @classmethod
     def of(cls, request: Request) -> Caller:
@@ -116,7 +120,7 @@ class Position:
         match = _EVENT_ID.fullmatch(id)
         if match is None:
             raise _wrong(id, "is not the id of an event of this server: <request>:<i0>.<i1>...")
-        return cls(match[1], tuple(map(int, match[2].split("."))))
+        return cls(match["request"], tuple(map(int, match["counts"].split("."))))
 
     def wrong(self, text: str) -> ApiError:
         """The error of this position; `text` says what is wrong."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -38,6 +38,8 @@ DOCS = {
 }
 # A browser that opens a page sends no key, and the documentation contains no secret.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
+# routes that change what is served: they need the operator's key, and are off without one
+OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 PAGE = "/ui"  # the live page; its files, which contain no secret either, lie below
 FEED = "/ui/feed"
 
@@ -146,23 +148,29 @@ class OriginMiddleware:
 
 class AuthenticationMiddleware:
     """Sets `request.state.tenant`. `tenants`: the tenant of each key, by the key's hash; if empty, no key is required.
+    `operator`: hashes of the operator's keys, which the routes of `OPERATOR_PATHS` require.
 
     The lookup uses a keyed hash with a secret of this process, so its duration reveals nothing about the keys.
     """
 
-    def __init__(self, app: ASGIApp, tenants: dict[str, str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: dict[str, str], operator: Sequence[str] = ()) -> None:
         self._app = app
         self._secret = secrets.token_bytes(32)
+        self._operator = {self._keyed_hash(hashed) for hashed in operator}
         self._tenants = {self._keyed_hash(hashed): tenant for hashed, tenant in tenants.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"]):
             tenant = self._tenant(scope)
-            if tenant is None:
+            of_operator = scope["path"] in OPERATOR_PATHS
+            error = self._not_operator(scope) if of_operator else None
+            if tenant is None and (error or not of_operator):
                 text = "No API key of this server was given; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
                 response = error_response(ApiError(Kind.INVALID_KEY, text), scope, {"WWW-Authenticate": "Bearer"})
                 return await response(scope, receive, send)
-            scope.setdefault("state", {})["tenant"] = tenant
+            if error:
+                return await error_response(error, scope)(scope, receive, send)
+            scope.setdefault("state", {})["tenant"] = DEFAULT_TENANT if tenant is None else tenant
         return await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> str | None:
@@ -170,6 +178,16 @@ class AuthenticationMiddleware:
             return DEFAULT_TENANT
         hashes = (self._keyed_hash(digest_of(key)) for key in _keys(scope))
         return next((self._tenants[hashed] for hashed in hashes if hashed in self._tenants), None)
+
+    def _not_operator(self, scope: Scope) -> ApiError | None:
+        """Why a route of `OPERATOR_PATHS` is not for the sender of this request."""
+        what = f"{scope['path']} changes what this server serves"
+        if not self._operator:
+            text = f"{what}, so it is off without a key of the operator, who can set operator_api_key."
+            return ApiError(Kind.NOT_ENABLED, text)
+        if self._operator.isdisjoint(self._keyed_hash(digest_of(key)) for key in _keys(scope)):
+            return ApiError(Kind.OPERATOR_ONLY, f"{what}: send the key of its operator (operator_api_key).")
+        return None
 
     def _keyed_hash(self, hashed: str) -> bytes:
         return hmac.digest(self._secret, hashed.encode(), "sha256")

@@ -4,6 +4,7 @@ is the queue of one reader, which loses batches if it is slow."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -13,11 +14,12 @@ from functools import partial
 import orjson
 
 from gateway.errors import ApiError, GatewayStops, Kind
-from gateway.pool_client.shards import Shards
+from gateway.gateway import GatewayProcess
 from services.background import keep_running, start
 from services.errors import PoolUnavailable, Unreadable
 from services.live.frames import END, FRAMES, WATCHES, FrameBatch
 from services.live.state import RecentOverviews
+from services.overview import Overview, combined
 from services.pool.broadcast import Broadcast
 
 MOST_BATCHES = 64  # that wait for a reader: 5 s of one engine
@@ -33,10 +35,9 @@ log = logging.getLogger(__name__)
 class LiveFeed:
     """Bound to the event loop it is used in. Without a watcher it does nothing."""
 
-    def __init__(self, shards: Shards, model: str, demo: bool) -> None:
-        self._shards = shards
-        self._broadcasts = [shard.pool.broadcast() for shard in shards.all]
-        self._model = model
+    def __init__(self, gateway: GatewayProcess, demo: bool) -> None:
+        self._gateway = gateway
+        self._broadcasts = [shard.pool.broadcast() for model in gateway.all for shard in model.shards.all]
         self._demo = demo
         self._watchers: list[Watcher] = []
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -123,12 +124,16 @@ class LiveFeed:
             await asyncio.sleep(PERIOD)
 
     def _state(self) -> bytes:
-        """The event of the state as of the last heartbeat; nothing while the pool is away."""
-        try:
-            self._recent.add(self._shards.overview(), self._shards.read_at)
-        except PoolUnavailable:
+        """The event of the state as of the last heartbeat; nothing while all pools are away."""
+        models: dict[str, Overview] = {}
+        for each in self._gateway.all:
+            with contextlib.suppress(PoolUnavailable):
+                models[each.model.name] = each.shards.overview()
+        if not models:
             return b""
-        return event("state", orjson.dumps(self._recent.state(time.time(), self._model, self._demo, self._epochs)))
+        read_at = max(each.shards.read_at for each in self._gateway.all)
+        self._recent.add(combined(list(models.values())), read_at)
+        return event("state", orjson.dumps(self._recent.state(time.time(), models, self._demo, self._epochs)))
 
 
 async def _ask(broadcast: Broadcast) -> None:

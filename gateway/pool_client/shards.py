@@ -1,4 +1,4 @@
-"""Shards: the pools of this gateway. Each request, key and lock is led to the shard that it belongs to.
+"""Shards: the pools of one model at this gateway. Each request, key and lock is led to the shard that it belongs to.
 
 - A request is found by its id, which names its shard.
 - A request with an idempotency key, and a line of a batch, go to the shard of their slot. While the slot moves, they
@@ -34,7 +34,8 @@ from services.messages import EngineFigures
 from services.metrics import Counters
 from services.overview import Overview, combined, silent
 from services.pool.pool import RequestPool
-from services.pool.shards import PoolShard, ShardState, Slots, in_shard, shard_of, slot_of
+from services.pool.shards import PoolShard, ShardState, Slots, in_shard, model_of, shard_of, slot_of
+from services.sleep import reason_to_wait
 
 T = TypeVar("T")
 
@@ -44,11 +45,13 @@ log = logging.getLogger(__name__)
 
 
 class Shards:
-    """The pools of this gateway. `receive`, in every method, reports when the client disconnects; None: the caller
-    closes the generation."""
+    """The pools of one model at this gateway. `receive`, in every method, reports when the client disconnects; None:
+    the caller closes the generation."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[Shard], model: int = 0) -> None:
+        """`model`: its number, which the ids of its requests have."""
         self.all = list(shards)
+        self._model = model
         self._by_number = {shard.number: shard for shard in shards}
         self._slots = Slots({shard.number: shard.state for shard in shards})
         self._open = [shard for shard in shards if shard.state is not ShardState.DRAINING]  # to new requests
@@ -62,7 +65,7 @@ class Shards:
         if position is None:
             return await self.submit(validated, receive, arrived_at)
         shard = self.of(position.request)
-        return await shard.generations.resume(_placed(validated, shard), position, receive, arrived_at)
+        return await shard.generations.resume(self._at(validated, shard), position, receive, arrived_at)
 
     async def submit(
         self, validated: ValidatedRequest, receive: Receive | None, arrived_at: float | None, queue: str | None = None
@@ -70,13 +73,13 @@ class Shards:
         """Submit a request to its shard and follow it: see `Generations.submit`."""
         if validated.slot is not None:
             shard = await self._of_slot(validated, validated.slot)
-            return await shard.generations.submit(_placed(validated, shard), receive, arrived_at, queue)
+            return await shard.generations.submit(self._at(validated, shard), receive, arrived_at, queue)
         *shards, last = self._by_load()
         sequences, repeatable = len(validated.submission.sequences), not validated.submission.background
         for shard in shards:
             shard.sends(sequences)
             try:
-                return await shard.generations.submit(_placed(validated, shard), receive, arrived_at, queue)
+                return await shard.generations.submit(self._at(validated, shard), receive, arrived_at, queue)
             except ApiError as error:
                 if error.kind is not Kind.POOL_FULL:
                     raise
@@ -84,7 +87,7 @@ class Shards:
                 if not repeatable:
                     raise
         last.sends(sequences)
-        return await last.generations.submit(_placed(validated, last), receive, arrived_at, queue)
+        return await last.generations.submit(self._at(validated, last), receive, arrived_at, queue)
 
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id: see `Generations.follow`."""
@@ -95,15 +98,15 @@ class Shards:
         await self.of(request).generations.cancel(request, tenant)
 
     def of(self, request: str) -> Shard:
-        """The shard of a request. Raises ApiError if there is none (any more)."""
+        """The shard of a request. Raises ApiError if there is none (any more), or if it is of another model."""
         shard = self._by_number.get(shard_of(request))
-        if shard is None:
-            raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+        if shard is None or model_of(request) != self._model:
+            raise not_found(request)
         return shard
 
     def placed(self, request: str, slot: int) -> str:
         """The id of a request in the shard that gets the new requests of this slot."""
-        return in_shard(request, self._slots.owner(slot))
+        return in_shard(request, self._slots.owner(slot), self._model)
 
     def pools_of_lock(self, name: str) -> list[RequestPool]:
         """The pools that keep the lock of this name: that of its slot and, while the slot moves, the one before; in the
@@ -114,7 +117,7 @@ class Shards:
     async def _of_slot(self, validated: ValidatedRequest, slot: int) -> Shard:
         owner, former = (self._by_number[number] for number in (self._slots.owner(slot), self._slots.former(slot)))
         if former is not owner:
-            submission = _placed(validated, former).submission
+            submission = self._at(validated, former).submission
             if await former.pool.knows(submission.request, submission.tenant, submission.idempotency_key):
                 return former
         return owner
@@ -130,6 +133,15 @@ class Shards:
             except PoolUnavailable:
                 continue
         return [shard for *_, shard in sorted(loads)] or [random.choice(self._open)]
+
+    def _at(self, validated: ValidatedRequest, shard: Shard) -> ValidatedRequest:
+        """The request under its id in this shard."""
+        submission = validated.submission
+        request = in_shard(submission.request, shard.number, self._model)
+        if request == submission.request:
+            return validated
+        sequences = [replace(one, id=f"{request}/{one.id.rpartition('/')[2]}") for one in submission.sequences]
+        return replace(validated, submission=replace(submission, request=request, sequences=sequences))
 
     # --- overviews ---
 
@@ -156,7 +168,7 @@ class Shards:
     async def latest_overviews(self) -> dict[int, Overview | None]:
         """The overview of each shard as of now, by its number; None for one that does not answer. Raises
         PoolUnavailable if none answers."""
-        found = await asyncio.gather(*(_or_error(shard.heartbeat.latest_overview()) for shard in self.all))
+        found = await asyncio.gather(*(or_error(shard.heartbeat.latest_overview()) for shard in self.all))
         errors = [one for one in found if isinstance(one, PoolUnavailable)]
         if len(errors) == len(found):
             raise errors[0]
@@ -173,7 +185,7 @@ class Shards:
         these the smallest. None if there never was an engine. Raises PoolUnavailable if none answers."""
         known = self.known_figures
         if not known:
-            found = await asyncio.gather(*(_or_error(shard.heartbeat.figures()) for shard in self.all))
+            found = await asyncio.gather(*(or_error(shard.heartbeat.figures()) for shard in self.all))
             errors = [one for one in found if isinstance(one, PoolUnavailable)]
             if len(errors) == len(found):
                 raise errors[0]
@@ -181,21 +193,17 @@ class Shards:
         return min(known, key=lambda each: each.longest, default=None)
 
 
-async def _or_error(read: Awaitable[T]) -> T | PoolUnavailable:
+def not_found(request: str) -> ApiError:
+    """The error of an id that names no request."""
+    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+
+
+async def or_error(read: Awaitable[T]) -> T | PoolUnavailable:
+    """What was read, or why the pool does not answer."""
     try:
         return await read
     except PoolUnavailable as error:
         return error
-
-
-def _placed(validated: ValidatedRequest, shard: Shard) -> ValidatedRequest:
-    """The request under its id in this shard."""
-    submission = validated.submission
-    request = in_shard(submission.request, shard.number)
-    if request == submission.request:
-        return validated
-    sequences = [replace(one, id=f"{request}/{one.id.rpartition('/')[2]}") for one in submission.sequences]
-    return replace(validated, submission=replace(submission, request=request, sequences=sequences))
 
 
 class Shard:
@@ -218,7 +226,7 @@ class Shard:
         self._gateway = gateway
         self.reader = EventReader(pool, gateway)
         self._abandoned = AbandonedRequests(pool, gateway, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records)
+        self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records, self.waits_for)
         self._recovery = Recovery(pool, self.reader, self._abandoned)
         self.heartbeat = Heartbeat(pool, gateway, counters, gauges, self.reader.restart, settings)
         self._sent, self._sent_after = 0, 0.0  # sequences, and the heartbeat since which they were sent
@@ -243,6 +251,10 @@ class Shard:
         if self.reader.pool_unavailable:
             raise PoolUnavailable("the pool is unavailable")
         return self.heartbeat.last_overview()
+
+    def waits_for(self) -> str:
+        """Why no request of this pool can run, as of the last second, or nothing."""
+        return reason_to_wait(self.heartbeat.known)
 
     def load(self) -> float:
         """The sequences of the pool for each engine that is ready, as of the last second, with those that this gateway

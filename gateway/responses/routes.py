@@ -106,9 +106,10 @@ class Responses(Endpoint[ResponseRequest]):
 )
 async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
-    gateway = gateway_of(request)
-    fields = await parse(request, InputTokensRequest, gateway.limits)
-    count = await input_token_count(gateway, fields, Caller.of(request))
+    process = gateway_of(request)
+    fields = await parse(request, InputTokensRequest, process.limits)
+    gateway, caller = await process.called(fields.model, Caller.of(request))
+    count = await input_token_count(gateway, fields, caller)
     return _json({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -140,7 +141,7 @@ async def cancel(request: Request, id: str) -> Response:
             raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
         await stored.read(_now())
         if not stored.ended:
-            await gateway.shards.of(id).pool.cancel(id)
+            await gateway.of(id).shards.of(id).pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
         return await stored.current()
 
@@ -150,7 +151,7 @@ async def delete(request: Request, id: str) -> Response:
     """Deletes the response; if it is running, it is cancelled."""
     gateway = gateway_of(request)
     with await find_response(gateway, id, request.state.tenant):
-        await gateway.shards.of(id).pool.delete(id)
+        await gateway.of(id).shards.of(id).pool.delete(id)
     return _json({"id": id, "object": "response", "deleted": True})
 
 

@@ -15,7 +15,7 @@ from gateway.answer.items import OutputItem, transcript_of
 from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError, GatewayStops, Kind
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, GatewayProcess
 from gateway.model import ServedModel
 from gateway.pool_client.following import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
@@ -61,8 +61,9 @@ class StoredResponse:
         assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
         self.generation = generation
         self.extra = Extra.unpack(plan.extra)
+        name = plan.model or model.name
         self.head = ResponseHead(
-            generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
+            generation.request, name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
         )
         self.transcript = transcript_of(plan, model)
         self._size = 0  # of the events that `read` added
@@ -128,7 +129,7 @@ def _as_message(head: ResponseHead, item: OutputItem) -> Message:
 
 
 async def find_response(
-    gateway: Gateway, id: str, tenant: str, receive: Receive | None = None, param: str | None = None
+    gateways: Gateway | GatewayProcess, id: str, tenant: str, receive: Receive | None = None, param: str | None = None
 ) -> StoredResponse:
     """The response `id`, followed from its first token; the caller closes it. `param`: the field that names it.
 
@@ -140,6 +141,7 @@ async def find_response(
     if not id.startswith(AnswerKind.RESPONSE.prefix):
         raise missing
     try:
+        gateway = gateways.of(id)
         generation = await gateway.shards.follow(id, tenant, receive)
     except ApiError as error:
         raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None

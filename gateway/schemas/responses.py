@@ -164,7 +164,6 @@ class ResponseRequest(GenerationFields):
     max_output_tokens: Count | None = None
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     background: bool | None = None
-    store: bool | None = None
     include: Annotated[bool, BeforeValidator(_included, Included)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: TextOptions | None = None

@@ -29,6 +29,7 @@ import torch
 
 from load.arguments import add_options, chosen, parser_of
 from load.bench import phases
+from load.bench.adapters import adapters
 from load.bench.bench import Bench, Budget, PartResult
 from load.bench.drafts import drafts
 from load.bench.outliving import outlives
@@ -102,6 +103,7 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "graphs": (phases.graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
+    "adapters": (adapters, "increments with LoRA adapters beside increments without"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "outliving": (outliving, "whether the memory of a process outlives it"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +36,7 @@ TEXTS = {
     "chat": ("{}", "", 0),
 }
 CHATS = ("Write a story about a fox.", "Explain photosynthesis.", "Why is the sky blue?", "What is recursion?")
+AGAIN = "Please: {}"  # how a text was asked about before
 FIELDS = ("title_of_the_document", "name_of_the_author", "language_of_the_text", "number_of_pages")
 SCHEMA = {
     "type": "object",
@@ -67,33 +69,34 @@ def drafts(bench: Bench) -> PartResult:
     cost, ends = CostModel(), frozenset[int]()
     if bench.folder:
         ends = ModelInfo.load(bench.folder, bench.options.cache_dir).eos_token_ids
-    for kind, claims, share in _kinds(bench):
+    for kind, before, claims, share in _kinds(bench):
         if bench.budget.spent:
             break
-        rows.append(_compare(kind, engine, claims, cost, share, ends if share is None else ()))
+        rows.append(_compare(kind, engine, before, claims, cost, share, ends if share is None else ()))
     header = ["drafts", "streams", "tokens/s without", "with", "gain", "expected", "guesses", "right"]
     text = table(header, rows) + (f"\n\n{CUT}" if bench.budget.spent else "")
     return PartResult(text, [dict(zip(header, row, strict=True)) for row in rows])
 
 
-def _kinds(bench: Bench) -> Iterator[tuple[str, list[Claim], float | None]]:
-    """What is measured: its name, requests, and the share of guesses that are right; None for drafts as they are."""
+def _kinds(bench: Bench) -> Iterator[tuple[str, list[Claim], list[Claim], float | None]]:
+    """What is measured: its name, what is asked before, requests, and the share of guesses that are right; None for
+    drafts as they are."""
     prompts = [random.Random(i).choices(range(10, 250), k=PROMPT) for i in range(max(bench.scale.drafted))]
     for streams in bench.scale.drafted:
         if bench.folder:
-            for kind, claims in _texts(Tokenizer.load(bench.folder), streams):
-                yield kind, claims, None
+            for kind, before, claims in _texts(Tokenizer.load(bench.folder), streams):
+                yield kind, before, claims, None
         for share in SHARES:
             claims = [_claim(i, prompt, OUTPUT) for i, prompt in enumerate(prompts[:streams])]
-            yield f"{share:g} right", claims, share
+            yield f"{share:g} right", [], claims, share
 
 
 def _claim(i: int, prompt: list[int], most: int, **sampling: Any) -> Claim:
-    return Claim(str(i), float(i), prompt, [], SamplingParams(most, temperature=0.0, **sampling))
+    return Claim(str(i), float(i), prompt, [], SamplingParams(most, temperature=0.0, **sampling), remember=True)
 
 
-def _texts(tokenizer: Tokenizer, streams: int) -> Iterator[tuple[str, list[Claim]]]:
-    """Requests with files of this repository, and under a schema."""
+def _texts(tokenizer: Tokenizer, streams: int) -> Iterator[tuple[str, list[Claim], list[Claim]]]:
+    """Requests with files of this repository, under a schema, and after the same questions in other words."""
 
     def encode(text: str) -> list[int]:
         message = [{"role": "user", "content": text}]
@@ -103,28 +106,33 @@ def _texts(tokenizer: Tokenizer, streams: int) -> Iterator[tuple[str, list[Claim
         files = sorted(ROOT.glob(pattern)) if pattern else []
         texts = [file.read_text()[:length] for file in files if file.stat().st_size > length] or list(CHATS)
         prompts = [encode(question.format(text)) for text in texts[:streams]]
-        yield kind, [_claim(i, prompts[i % len(prompts)], ANSWER) for i in range(streams)]
+        yield kind, [], [_claim(i, prompts[i % len(prompts)], ANSWER) for i in range(streams)]
     grammar = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    yield "schema", [_claim(i, encode("Describe a book."), ANSWER, grammar=grammar) for i in range(streams)]
+    schema = [_claim(i, encode("Describe a book."), ANSWER, grammar=grammar) for i in range(streams)]
+    yield "schema", [], schema
+    asked = [_claim(-1 - i, encode(AGAIN.format(text)), ANSWER) for i, text in enumerate(CHATS)]
+    yield "chat again", asked, [_claim(i, encode(CHATS[i % len(CHATS)]), ANSWER) for i in range(streams)]
+    yield "schema again", [_claim(-1, encode("Describe a play."), ANSWER, grammar=grammar)], schema
 
 
 def _compare(
     kind: str,
     engine: Engine,
+    before: Sequence[Claim],
     claims: Sequence[Claim],
     cost: CostModel,
     share: float | None = None,
     ends: Collection[int] = (),
 ) -> list[Any]:
-    without = [_run(engine, claims, cost, 0, ends)]
+    without = [_run(engine, before, claims, cost, 0, ends)]
     outputs = without[0].outputs
     answers = {tuple(claim.prompt): outputs[claim.id] for claim in claims}
     given = []
     for turn in range(TURNS):
         with _scripted(answers, share):
-            given.append(_run(engine, claims, cost, MOST, ends))
+            given.append(_run(engine, before, claims, cost, MOST, ends))
         if turn:
-            without.append(_run(engine, claims, cost, 0, ends))
+            without.append(_run(engine, before, claims, cost, 0, ends))
     for ran in (*without, *given):
         assert ran.outputs == outputs, f"{kind}: drafts changed tokens"
     slow, fast = (max(ran.rate for ran in runs) for runs in (without, given))
@@ -158,23 +166,37 @@ def _scripted(answers: dict[tuple[int, ...], list[int]], share: float | None) ->
     drawn = random.Random(1)
 
     def scripted(drafting: Drafting, most: int) -> list[int]:
-        rest = answers[tuple(drafting._prompt)][len(drafting._output) :]
+        rest = answers[tuple(drafting._text._prompt)][len(drafting._output) :]
         return [token if drawn.random() < (share or 0.0) else token ^ 1 for token in rest[:most]]
 
     with nullcontext() if share is None else patch.object(Drafting, "find", scripted):
         yield
 
 
-def _run(engine: Engine, claims: Sequence[Claim], cost: CostModel, most: int, ends: Collection[int]) -> Ran:
+def _run(
+    engine: Engine,
+    before: Sequence[Claim],
+    claims: Sequence[Claim],
+    cost: CostModel,
+    most: int,
+    ends: Collection[int],
+) -> Ran:
+    """Run `claims` after the requests of `before` have ended."""
     knobs = Knobs(
         max_batch_size=len(claims),
         tbt_target=TARGET,
         stretch_target=True,
         admission="on_demand",
         num_speculative_tokens=most,
+        remember_seconds=inf,
     )
     scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs, eos_token_ids=ends, cost=cost)
     engine.reset("e")
+    scheduler.add(list(before))
+    while iteration := scheduler.select():
+        scheduler.update(engine.run(iteration))
+    scheduler.take_commits()
+    scheduler.take_counters()
     scheduler.add(list(claims))
     outputs: dict[str, list[int]] = {claim.id: [] for claim in claims}
     seconds, tokens = 0.0, 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
-from math import ceil, exp
+from math import ceil, exp, inf
 
 from load.reference.groups import GroupRules
 from load.reference.state import Clock, Group, Sequence
@@ -19,6 +19,10 @@ from services.requests import Refusal
 MIN_SAMPLE = 16  # sequences; fewer do not show a rate
 MIN_TIME = 2.0  # seconds after which few claims show that the rate is low
 IDLE_DECAY = 60.0  # seconds; time constant with which a rate is forgotten while nothing waits
+LEAST_WAIT = 1.0  # seconds; nobody leaves for a shorter wait
+WAIT_SHARE = 0.18  # of the time that a client stayed; if less of it was waiting, the wait is not why it left
+ADAPT = 0.25  # how far a client that leaves moves the bound
+REGAIN = 1 / 300  # of the wait for a whole answer
 
 
 @dataclass(slots=True)
@@ -33,6 +37,7 @@ class ServiceRate:
     since: float = 0.0
     claimed: float = 0.0
     took: float = 0.0
+    patience: float = inf  # seconds that requests may wait, as clients are seen to wait
 
     def record(self, claims: int, backlog: int, running: int, now: float, resumed: float) -> None:
         """Add the `claims` of a call that left `backlog` sequences waiting and `running` ones running.
@@ -66,7 +71,7 @@ class ServiceRate:
         return before * took / max(self.claimed, _sample_size(running))
 
     def _elapsed(self, now: float, resumed: float) -> float:
-        """Time (s) since the last claim, without the time in which the server was away."""
+        """Time (s) since the last claim, without the time in which the server was away or all engines slept."""
         return max(0.0, now - max(self.since, resumed))
 
 
@@ -147,20 +152,50 @@ class BoundRules(GroupRules):
         """The refusal of a group whose expected wait is too long.
 
         Where no rate is known, the expected wait is at least the time that the tenant's first sequence has waited,
-        unless the group goes before that one.
+        without that in which all engines slept, unless the group goes before that one. Late sequences and lines of
+        batches do not go before it.
         """
-        most, now = self.limits.max_queue_wait, self._now
-        if not most:
+        most, now = self._longest_wait(group.tenant), self._now
+        if not self.limits.max_queue_wait:
             return None
-        waiting = list(filter(_not_a_line, self._queues.sequences(group.tenant)))
-        if self.limits.order == "priority":
-            rank = self._first_rank(submission, group)
-            waiting = [sequence for sequence in waiting if sequence.rank <= rank]
+        ranked = self.limits.order == "priority"
+        rank = self._first_rank(submission, group) if ranked else max(round(now * 1e6), self._rank)
+        waiting = [sequence for sequence in self._queues.sequences(group.tenant) if sequence.rank <= rank]
         rate, running = self._rates[group.tenant], self._running(group.tenant)
         wait = rate.expected_wait(len(waiting), running, now, self._resumed)
         if waiting and not waiting[0].charged and not rate.known(running):
-            wait = max(wait, now - waiting[0].group.arrival)
+            wait = max(wait, now - max(waiting[0].group.arrival, self._slept))
         return Refusal("queue_wait", True, ceil(wait), 0, ceil(most)) if wait > most else None
+
+    def _longest_wait(self, tenant: str) -> float:
+        """Seconds that a request of the tenant may be expected to wait."""
+        return min(self.limits.max_queue_wait, self._rates[tenant].patience)
+
+    def _learn(self, sequence: Sequence) -> None:
+        """Learn how long clients wait from a sequence that its seat is about to end.
+
+        A client that leaves a request which has been claimed has cost engine time for nothing. If the wait may be why
+        it left, the bound moves towards a quarter of the time that it stayed: the rest is for the answer. Each whole
+        answer gives back a little.
+        """
+        group, rate = sequence.group, self._rates[sequence.group.tenant]
+        if not self.limits.max_queue_wait or not group.stream or group.resumable:
+            return
+        most = self._longest_wait(group.tenant)
+        waited, stayed = sequence.claimed - group.arrival, self._now - group.arrival
+        if not sequence.cancelled:
+            rate.patience = most + REGAIN * waited
+        elif waited >= max(LEAST_WAIT, WAIT_SHARE * stayed):
+            rate.patience = most - ADAPT * max(0.0, most - stayed / 4)
+
+    def _is_late(self, sequence: Sequence) -> bool:
+        """Whether it has waited for longer than the tenant's clients are seen to wait, and neither ran nor was late
+        before."""
+        group = sequence.group
+        if not group.stream or sequence.charged or sequence.late:
+            return False
+        most = self._longest_wait(group.tenant)
+        return most < self.limits.max_queue_wait and self._now - group.arrival > most
 
     def _bytes(self, tenant: str | None = None) -> int:
         return sum(group.bytes for group in self._groups.values() if tenant in (None, group.tenant))

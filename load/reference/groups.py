@@ -33,7 +33,8 @@ class GroupRules:
         self.limits = limits or Limits()
         self._clock = clock
         self._now = self._stamp = clock.now()
-        self._resumed = 0.0  # when the last outage ended
+        self._resumed = 0.0  # when the last outage ended, or all engines were last seen asleep
+        self._slept = 0.0  # when all engines were last seen asleep
         self._rank = self._epochs = self._registrations = 0
         self._groups: dict[str, Group] = {}
         self._keys: dict[tuple[str, str], str] = {}
@@ -48,6 +49,7 @@ class GroupRules:
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
+        self._adapters = 0, b""  # version and registry
         self._holds: dict[str, tuple[str, str, float]] = {}  # lock -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None
@@ -108,6 +110,7 @@ class GroupRules:
             stream=not s.background and not behind(s.priority),
             deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
             trace=s.trace,
+            remember=s.remember,
         )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:

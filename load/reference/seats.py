@@ -44,6 +44,7 @@ class SeatRules(BoundRules):
                 if commit.end is not None:
                     ended.add(commit.id)
                     del seat.running[commit.id]
+                    self._learn(sequence)
                     self._end(sequence, commit.end)
         return ended
 
@@ -84,6 +85,9 @@ class SeatRules(BoundRules):
                 else:
                     self._queues.dequeue(sequence, self._now)
                     self._end(sequence, UNSERVED if needs_of(sequence.new.sampling) else TOO_LARGE)
+                continue
+            if self._is_late(sequence):
+                self._queues.put_behind(sequence, round(self.limits.max_queue_wait * 1e6), self._now)
                 continue
             yielded = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
             requests, blocks = requests - 1, blocks - sequence.blocks(room)
@@ -168,7 +172,7 @@ class SeatRules(BoundRules):
         lines = [s for s in seat.running.values() if s.group.priority == BATCH_CLASS]
         others = [s for s in seat.running.values() if s.group.priority != BATCH_CLASS]
         hit = others or lines
-        suspects = sorted((s for s in hit if s.recent_strikes >= SUSPECT), key=lambda s: s.rank)
+        suspects = sorted((s for s in hit if s.recent_strikes >= SUSPECT), key=lambda s: (s.rank, s.id))
         for sequence in suspects[:1] or hit:
             self._strike(seat, sequence.id, soft=True)
 

@@ -59,6 +59,7 @@ class Sequence:
     soft: int = 0  # those of them for the death of a seat's owner
     struck_at: int = 0  # the number of its tokens at the last strike
     charged: bool = False  # whether its tenant was charged for the prompt
+    late: bool = False  # whether it was put behind because it had waited too long
     claimed: float = 0.0  # when the seat claimed it
     left: Tenure | None = None  # the tenure that ended last; its times are of the clock
 
@@ -102,6 +103,7 @@ class Sequence:
             tenant=self.group.tenant,
             trace=self.group.trace,
             before=self._before(now) if self.group.trace else None,
+            remember=self.group.remember,
         )
 
     def _before(self, now: float) -> Tenure | None:
@@ -132,6 +134,7 @@ class Group:
     deadline: float = inf  # when it ends if no sequence of it was claimed
     deleted: bool = False
     trace: str = ""
+    remember: bool = False
 
     def __post_init__(self, packed: PackedGroup) -> None:
         self.bytes, self.inputs = packed.size, packed.inputs

@@ -29,7 +29,7 @@ class Tenant:
     queue: list[tuple[int, str, Sequence]] = field(default_factory=list)  # by rank
     served: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # counter -> tokens charged
     counter: str | None = None  # which counter orders it; None while nothing waits
-    last: float = 0.0  # when it had its last turn
+    last: float = 0.0  # when it had its last turn, other than one of a line of a batch
     skipped: int = 0  # sequences that the claim in progress skips
     expires: float = inf  # when its counters are forgotten
 
@@ -79,6 +79,14 @@ class TenantQueues:
         """Leave the sequence to another seat: the claim in progress goes on with those behind it."""
         self._tenants[sequence.group.tenant].skipped += 1
 
+    def put_behind(self, sequence: Sequence, later: int, now: float) -> None:
+        """Add `later` microseconds to the rank of a waiting sequence."""
+        tenant = self._tenants[sequence.group.tenant]
+        tenant.queue.remove((sequence.rank, sequence.id, sequence))
+        sequence.rank, sequence.late = sequence.rank + later, True
+        insort(tenant.queue, (sequence.rank, sequence.id, sequence), key=lambda waits: waits[:2])
+        self._update_turn(tenant, now)
+
     def end_claim(self, now: float) -> None:
         """Put the sequences that the claim has skipped back to the front."""
         for tenant in self._tenants.values():
@@ -92,7 +100,9 @@ class TenantQueues:
         if not sequence.charged:
             self._largest[counter] = max(self._largest[counter], tenant.served[counter])
             tenant.served[counter] += PROMPT_TOKEN * len(sequence.new.prompt)
-        sequence.charged, tenant.last = True, now
+        sequence.charged = True
+        if counter == SERVED:
+            tenant.last = now
         self.dequeue(sequence, now)
 
     def charge(self, sequence: Sequence, before: int, ended: bool, now: float) -> None:
@@ -135,7 +145,7 @@ class TenantQueues:
             self._class(tenant),
             not self._requeued(tenant),
             tenant.served[counter_of(first)],
-            first.rank,
+            round(1e6 * tenant.last) or first.rank,
             tenant.name,
         )
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from services.engine.adapters import AdapterSlots
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 
@@ -20,6 +21,11 @@ class Decoder(Protocol):
     as_stored: Mapping[str, bool]  # see PackedModel; empty: no weight is kept as it is stored
     memory: int  # bytes of this decoder's weights
     reads_past_end: bool  # whether it reads, behind a mask, what blocks hold after a request's last token
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """None: it computes no LoRA adapters."""
+        ...
 
     @property
     def path(self) -> str:

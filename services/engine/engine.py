@@ -7,13 +7,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from services.engine.adapters import Adapters
 from services.engine.batch.block_names import BYTES, BlockNames, BlockRecord
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import FlatBatch, Packer
@@ -61,6 +62,7 @@ class RunningIteration:
     began: float
     batch: FlatBatch | None = None  # None: no request is computed
     draw: Draw = NOTHING
+    failed: dict[str, str] = field(default_factory=dict)  # before anything was computed: why, by id
     result: IterationResult | None = None
 
     @property
@@ -85,8 +87,10 @@ class Engine:
         deadly: DeadlyToken,
         pages: BlockPages | None = None,
         method: Method = "last",
+        adapters: Adapters | None = None,
     ) -> None:
-        """`pages`: what a cache in shared memory gets huge pages from. `method`: which rows a Pooler needs."""
+        """`pages`: what a cache in shared memory gets huge pages from. `method`: which rows a Pooler needs.
+        `adapters`: None if requests can have none."""
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
@@ -95,6 +99,7 @@ class Engine:
         self._scorer = PromptScorer(decoder, figures.vocab_size, search)
         self._cache = cache
         self._pages = pages
+        self._adapters = adapters
         self._record = BlockRecord(cache.record.numpy())
         self._deadly = deadly
         self._epoch: str | None = None
@@ -175,6 +180,12 @@ class Engine:
             decoder.bind(cache)
         if device.type == "cuda":
             devices.free_unused()  # what only loading needed
+        adapters = None
+        if settings.adapters and decoder.adapters and not pooling:
+            read = loading.adapter_reader(folder, settings, length, layout, tensors)
+            adapters = Adapters(decoder.adapters, read, settings.adapter_bytes)
+        elif settings.adapters:
+            log.warning("LoRA adapters are not computed by %s; requests with one wait for other engines", decoder.path)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -187,7 +198,7 @@ class Engine:
             numerics=f"{info.revision} {_libraries()} {computed}",
             weights="" if tensors else loading.describe_weights(folder, settings, decoder),
             weight_bytes=decoder.memory,
-            features=features_of(info),
+            features=features_of(info, adapters is not None),
             whole_prompts=pooling is not None and pooling.whole,
             vector=pooling.size if pooling else 0,
             verifies_drafts=pooling is None and isinstance(decoder, RankDecoder),
@@ -199,7 +210,7 @@ class Engine:
             return cls(decoder, cache, figures, Pooler(pooling, folder), deadly, pages, pooling.method)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
-        return cls(decoder, cache, figures, sampler, deadly, pages)
+        return cls(decoder, cache, figures, sampler, deadly, pages, adapters=adapters)
 
     def link(self, links: Links) -> None:
         """Link this rank to the others, which must call this too. `num_blocks` becomes the smallest of all ranks'."""
@@ -266,16 +277,55 @@ class Engine:
         dirty = self._requests.apply(iteration)
         if dirty and self.decoder.reads_past_end:  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
+        if iteration.sleep:
+            self._give_back()
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
-        running = RunningIteration(iteration, began)
+        running = RunningIteration(iteration, began, failed=self._load_adapters(iteration))
         if scheduled := self._requests.scheduled(iteration):
             self._launch(running, scheduled)
         self._running.append(running)
         if running.draw.tokens is None or self._links or running.needs_host:
             self._finish(0)
         return Started(lambda: running.result is not None or running.draw.output.done(), lambda: self._result(running))
+
+    def _give_back(self) -> None:
+        """Give the memory of the KV cache back. No request is left. On a GPU it stays, with what is in it."""
+        if self._cache.device.type != "cpu":
+            return
+        assert not len(self._requests), f"{len(self._requests)} requests are here"
+        self._finish(0)
+        self._names.clear()  # first: another process may take over at any moment
+        shared = self._pages is not None
+        if all(huge_pages.give_back(store.data_ptr(), store.nbytes, shared) for store in self._cache.stores):
+            self._cache.begin_anew()
+        else:
+            log.warning("the memory of the KV cache is not given back: the kernel refuses")
+        self.recall()
+        if self._pages:
+            self._pages.forget()
+
+    def _load_adapters(self, iteration: Iteration) -> dict[str, str]:
+        """Have the adapters of new requests in memory. A request whose adapter cannot be read fails; why is returned,
+        by id."""
+        failed: dict[str, str] = {}
+        for new in iteration.new:
+            digest, state = new.sampling.adapter, self._requests[new.id]
+            if not digest:
+                continue
+            assert self._adapters, f"{new.id}: this engine has no adapters"
+            is_new = digest not in self._adapters
+            error = self._adapters.need(digest)
+            if is_new and self._links and not self._links.least(int(not error)) and not error:
+                error = f"another rank cannot read the adapter {digest[:12]}"
+                self._adapters.drop(digest)
+            if error:
+                state.failed, failed[new.id] = True, error
+                self._names.fail(self._requests.own_blocks(state))
+        if iteration.new and self._adapters:
+            self._adapters.shrink(self._requests.adapters)
+        return failed
 
     def _launch(self, running: RunningIteration, scheduled: list[tuple[RequestState, int]]) -> None:
         iteration, tokens = running.iteration, self._running[-1].draw.tokens if self._running else None
@@ -340,7 +390,7 @@ class Engine:
             running.iteration.step,
             output.tokens,
             output.logprobs,
-            output.failed,
+            output.failed | running.failed,
             now - began,
             output.more,
             output.more_logprobs,

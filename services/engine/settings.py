@@ -11,7 +11,7 @@ from typing import Literal
 
 from services.files import user_cache
 from services.models.info import ModelInfo
-from services.requests import FEATURES, OF_VECTORS
+from services.requests import FEATURES, OF_ADAPTERS, OF_VECTORS
 
 NO_TOKEN = -1
 
@@ -57,6 +57,9 @@ class EngineSettings:
     tp: int = 1  # tensor-parallel ranks of each pipeline stage
     pp: int = 1  # pipeline stages
     deadly_token: int = NO_TOKEN  # see DeadlyToken
+    adapters: Path | None = None  # the files folder, which has them (`services.adapters.store`); None: none are served
+    max_lora_rank: int = 256  # of an adapter
+    adapter_bytes: int = 1 << 30  # of adapters in memory; there are more only while requests have them
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
 
 
@@ -75,9 +78,10 @@ def count_warm_up_blocks(block_size: int) -> int:
     return -(-WARM_UP_TOKENS // block_size)
 
 
-def features_of(model: ModelInfo) -> tuple[str, ...]:
-    """The features that requests may need of an engine of this model."""
-    return FEATURES if model.pooling else tuple(name for name in FEATURES if name not in OF_VECTORS)
+def features_of(model: ModelInfo, adapters: bool = False) -> tuple[str, ...]:
+    """The features that requests may need of an engine of this model, which computes `adapters` or not."""
+    lacks = (frozenset() if adapters else OF_ADAPTERS) | (frozenset() if model.pooling else OF_VECTORS)
+    return tuple(name for name in FEATURES if name not in lacks)
 
 
 class DeadlyToken:

@@ -1,13 +1,15 @@
 """The `state` event of the live feed: the pool and its engines as of now, and latencies of the last seconds.
 
     {"at": 1750000000000, "model": "smollm2", "waiting": 3, "running": 12, "gateways": 2, "demo": false,
-     "engines": [{"name": "c/0", "alive": true, "ready": true, "spare": true, "spare_scheduler": true,
+     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "spare": true, "spare_scheduler": true,
                   "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
      "ttft_ms": [41.0, 95.5], "gap_ms": [12.1, 19.8], "tokens_per_second": 391.0}
 
-`ttft_ms` and `gap_ms` are median and 99th percentile over all gateways of the pool, or null if there was no token.
-`epoch` is that of the last frames of the engine, or null. `batch` is the size of its last batch, `used` the KV blocks
-that requests hold. With `demo`, an engine also has `engine_pid` and `scheduler_pid`.
+With several models, `model` has all their names, and `models` has for each of them
+`{"name": "a", "waiting": 3, "running": 12, "engines": ["c/0"]}`. `ttft_ms` and `gap_ms` are median and 99th percentile
+over all gateways of the pool, or null if there was no token. `epoch` is that of the last frames of the engine, or null.
+`batch` is the size of its last batch, `used` the KV blocks that requests hold. With `demo`, an engine also has
+`engine_pid` and `scheduler_pid`.
 """
 
 from __future__ import annotations
@@ -69,14 +71,16 @@ class RecentOverviews:
         found = [self.quantile(histogram, share) for share in (0.5, 0.99)]
         return [round(seconds * 1000, 1) for seconds in found if seconds is not None] or None
 
-    def state(self, at: float, model: str, demo: bool, epochs: Mapping[str, str]) -> dict[str, Any]:
-        """Return the data of the event. `at` is the Unix time in seconds, `epochs` are the epochs of the last frames,
-        by engine."""
+    def state(self, at: float, models: Mapping[str, Overview], demo: bool, epochs: Mapping[str, str]) -> dict[str, Any]:
+        """Return the data of the event. `at` is the Unix time in seconds, `models` are the overviews of each model by
+        its name, `epochs` the epochs of the last frames, by engine."""
         assert self._overviews, "no overview was added"
         overview = self._overviews[-1][1]
+        rows = {"models": [_model(name, own) for name, own in models.items()]} if len(models) > 1 else {}
         return {
             "at": round(at * 1000),
-            "model": model,
+            "model": ", ".join(models),
+            **rows,
             "waiting": overview.waiting,
             "running": overview.running,
             "gateways": overview.gateways,
@@ -88,12 +92,18 @@ class RecentOverviews:
         }
 
 
+def _model(name: str, overview: Overview) -> dict[str, Any]:
+    engines = [seat.name for seat in overview.seats]
+    return {"name": name, "waiting": overview.waiting, "running": overview.running, "engines": engines}
+
+
 def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]:
     gauges, blocks = seat.gauges, seat.figures.num_blocks if seat.figures else 0
     shown = {
         "name": seat.name,
         "alive": seat.alive,
-        "ready": seat.alive and gauges.get("ready") == 1,
+        "ready": seat.ready,
+        "sleep": seat.level.name.lower() if seat.level else "",
         "spare": gauges.get("spare_ready") == 1,
         "spare_scheduler": gauges.get("spare_schedulers", 0) > 0,
         "epoch": epoch,

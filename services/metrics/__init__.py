@@ -5,6 +5,6 @@ gateway renders the same figures and a restarted process loses none.
 """
 
 from services.metrics.counters import Counters
-from services.metrics.page import Wanted, render
+from services.metrics.page import ModelPage, Wanted, render
 
-__all__ = ["Counters", "Wanted", "render"]
+__all__ = ["Counters", "ModelPage", "Wanted", "render"]

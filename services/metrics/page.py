@@ -7,6 +7,7 @@ does not answer, and Prometheus would take that for a restart of its counters.
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Multiset
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from services.metrics.declared import (
     GATEWAY_COUNTERS,
     GATEWAY_GAUGES,
     HISTOGRAMS,
+    INFOS,
+    LORA,
     OPTIONAL_GAUGES,
     POOL_GAUGES,
     SEAT_GAUGES,
@@ -56,46 +59,80 @@ class Wanted:
     pool_bytes: int = 0
 
 
-def render(overviews: Mapping[int, Overview | None], model_name: str, wanted: Wanted) -> bytes:
-    """Return the metrics of pools, by the numbers of their shards, as Prometheus text. None: it does not answer."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Page(overviews, model_name, wanted))
-    return generate_latest(registry)
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """What the page shows of one model: the overviews of its pools, by the numbers of their shards. None: it does not
+    answer. `adapters`: their names by digest; None: there can be none."""
 
-
-class _Page:
-    """The metrics of all pools, and once the metrics of the gateways, which have registered in each pool."""
-
-    def __init__(self, overviews: Mapping[int, Overview | None], model_name: str, wanted: Wanted) -> None:
-        self._overviews = overviews
-        self._model = model_name
-        self._wanted = wanted
+    model: str
+    overviews: Mapping[int, Overview | None]
+    wanted: Wanted
+    adapters: Mapping[str, str] | None = None
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for place, (shard, overview) in enumerate(self._overviews.items()):
-            label = {SHARD: str(shard)} if len(self._overviews) > 1 else {}
+        for place, (shard, overview) in enumerate(self.overviews.items()):
+            label = {SHARD: str(shard)} if len(self.overviews) > 1 else {}
             for family in self._metrics(place, overview):
-                shown = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                shown.samples += [sample._replace(labels=sample.labels | label) for sample in family.samples]
-        yield from families.values()
-        yield from self._gateway_figures()
+                family.samples = [sample._replace(labels=sample.labels | label) for sample in family.samples]
+                yield family
+        if self.adapters is not None:
+            yield self._lora(self.adapters)
+
+    def _lora(self, names: Mapping[str, str]) -> Metric:
+        """Return vLLM's metric of adapters, by what gateways say of the requests that name some."""
+        states: dict[str, set[str]] = {"running": set(), "waiting": set()}
+        for overview in filter(None, self.overviews.values()):
+            for key in (key for gauges in overview.gateway_gauges.values() for key in gauges):
+                kind, _, rest = key.partition(" ")
+                state, _, digest = rest.partition(" ")
+                if kind == "lora" and digest in names:
+                    states[state].add(names[digest])
+        labels = (MODEL, "max_lora", *(f"{state}_lora_adapters" for state in states))
+        family = GaugeMetricFamily(LORA, INFOS[LORA], labels=labels)
+        told = (",".join(sorted(adapters)) for adapters in states.values())
+        family.add_metric((self.model, str(len(names)), *told), time.time())
+        return family
 
     def _metrics(self, place: int, overview: Overview | None) -> Iterable[Metric]:
         """Yield the metrics of the pool at index `place` of the shards in the settings."""
         name = "orca:pool_answers"
         answers = GaugeMetricFamily(name, POOL_GAUGES[name], labels=(MODEL,))
-        answers.add_metric((self._model,), overview is not None)
+        answers.add_metric((self.model,), overview is not None)
         yield answers
         if overview is not None:
-            dealt = partial(seats_of_shard, place, len(self._overviews))
+            dealt = partial(seats_of_shard, place, len(self.overviews))
             overview = replace(overview, wanted={name: dealt(engines) for name, engines in overview.wanted.items()})
-            settings = replace(self._wanted, engines=dealt(self._wanted.engines))
-            yield from _Collector(overview, self._model, settings).collect()
+            settings = replace(self.wanted, engines=dealt(self.wanted.engines))
+            yield from _Collector(overview, self.model, settings).collect()
+
+
+def render(models: Sequence[ModelPage]) -> bytes:
+    """Return the metrics of models, the default one first, as Prometheus text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Page(models))
+    return generate_latest(registry)
+
+
+class _Page:
+    """The metrics of all pools, and once those of the gateways, which have registered in each pool. These have the name
+    of the default model, and count the requests of all."""
+
+    def __init__(self, models: Sequence[ModelPage]) -> None:
+        self._models = models
+        self._model = models[0].model
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for page in self._models:
+            for family in page.collect():
+                shown = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                shown.samples += family.samples
+        yield from families.values()
+        yield from self._gateway_figures()
 
     def _gateway_figures(self) -> Iterable[Metric]:
         figures: dict[str, dict[str, float]] = {}
-        for overview in self._overviews.values():
+        for overview in (overview for page in self._models for overview in page.overviews.values()):
             figures |= overview.gateway_gauges if overview else {}
         families: list[tuple[str, GaugeMetricFamily | CounterMetricFamily]] = [
             *((key, GaugeMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_GAUGES.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,6 +13,8 @@ INDEX = ".index.json"
 # the first of these that a folder has names its weights; an index names the files of its tensors
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+_TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
 
 
 def chosen(names: Collection[str]) -> str | None:
@@ -43,3 +46,8 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"{index} is no index of weights: it has no weight_map from tensors to files")
     return names
+
+
+def text_name(name: str) -> str:
+    """The name of a checkpoint's tensor in the text model alone, which may be a part of another."""
+    return _TEXT_PART.sub(lambda found: found["head"] or "model.", name)

@@ -40,7 +40,8 @@ class Limits:
     A request for which a client waits is refused if its expected wait exceeds `max_queue_wait` seconds (0: no limit).
     The expected wait follows from the rate at which the tenant's sequences are claimed while others of them wait. While
     too few were claimed to know that rate, it is at least the time that the sequence at the front of the queue has
-    waited.
+    waited. The limit is lower for a tenant whose clients leave earlier, and requests that have waited for longer than
+    they do go behind others (`lua/fragments/patience.lua`).
 
     Tenants take turns by tokens served. `order` ranks the requests of one tenant, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target (`ttft_target` seconds if the

@@ -164,6 +164,7 @@ def _claim(c: dict[str, Any]) -> Claim:
         unreadable=unreadable,
         trace=c["trace"].decode(),
         before=_tenure(*c["before"]) if c["before"] else None,
+        remember=c["remember"] == 1,
     )
 
 

@@ -112,7 +112,9 @@ class RequestPool:
             ageing=micros(self.limits.ageing) if ranked else 0,
             waited=micros(submission.waited),
             queue_timeout=0 if known else micros(submission.queue_timeout),
+            adapter=submission.sequences[0].sampling.adapter,
             trace=submission.trace,
+            remember=submission.remember,
             **pack_group(submission).arguments,
         )
 
@@ -230,6 +232,22 @@ class RequestPool:
         """Free the lock `name` if this holder has it."""
         await self._run("unhold", name=name, holder=holder)
 
+    async def adapters(self) -> bytes:
+        """The registry of adapters, as the last `adapt` gave it; empty before the first."""
+        return await self._server.command("HGET", f"{self._prefix}adapters", "registry") or b""
+
+    async def adapt(self, version: int, registry: bytes) -> bool:
+        """Replace the registry of adapters by one whose version is greater. False, without any effect, if another one
+        of this version, or a later one, is there."""
+        return bool(await self._run("adapt", version=version, registry=registry))
+
+    async def adapted(self) -> dict[str, str]:
+        """The digest of its adapter for each request that names one and has not ended. An earlier build that ended a
+        request left it here."""
+        found = await self._server.command("HGETALL", f"{self._prefix}adapted")
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        return {request.decode(): digest.decode() for request, digest in pairs}
+
     # --- schedulers ---
 
     async def acquire(
@@ -305,6 +323,7 @@ class RequestPool:
             gauges=pack(e.gauges),
             summary=e.summary,
             keep_ended=micros(self.limits.keep_ended),
+            most_wait=micros(self.limits.max_queue_wait),
             holds=e.holds is not None and e.holds,
         )
         return packing.read_exchange(reply)

@@ -1,8 +1,8 @@
 """Shards: several pools that serve one model behind one API.
 
-A request belongs to one shard for its whole life, and its id names that shard. Idempotency keys hash to `SLOTS` slots,
-and each slot is assigned to a shard by rendezvous hashing: when a shard is added or removed, only the slots that it
-gets or had change their shard.
+A request belongs to one model and to one shard of it for its whole life, and its id names both. Idempotency keys hash
+to `SLOTS` slots, and each slot is assigned to a shard by rendezvous hashing: when a shard is added or removed, only the
+slots that it gets or had change their shard.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 SLOTS = 1024
 MAX_SHARDS = 1000  # they are numbered from 0 to 999
 _WORD = re.compile(r"(?:(?P<number>[0-9]{1,3})(?::(?P<state>new|draining))?=)?(?P<url>\S+)")
-_ID = re.compile(r"(?P<name>.*?)(?:-(?P<number>[1-9][0-9]{0,2}))?", re.DOTALL)
+ID_SUFFIX = r"(?:-m(?P<model>[1-9][0-9]{0,2}))?(?:-(?P<number>[1-9][0-9]{0,2}))?"
+_ID = re.compile(f"(?P<name>.*?){ID_SUFFIX}", re.DOTALL)
 
 
 class ShardState(StrEnum):
@@ -74,18 +75,26 @@ def parse_shards(text: str) -> tuple[ShardUrl, ...]:
 # --- ids -----------------------------------------------------------------------------------------------------
 
 
+def model_of(request: str) -> int:
+    """Return the number of the model that the id of a request names."""
+    return int(_parts(request)["model"] or 0)
+
+
 def shard_of(request: str) -> int:
     """Return the number of the shard that the id of a request names."""
-    found = _ID.fullmatch(request)
-    assert found, "every text matches"
-    return int(found["number"] or 0)
+    return int(_parts(request)["number"] or 0)
 
 
-def in_shard(request: str, number: int) -> str:
-    """Return the id of the same request in another shard. Ids of shard 0 have no suffix."""
+def in_shard(request: str, number: int, model: int = 0) -> str:
+    """Return the id of the same request in a shard of a model. Model 0 and shard 0 have no suffix: `NAME-m1-2` is in
+    shard 2 of model 1."""
+    return _parts(request)["name"] + f"-m{model}" * bool(model) + f"-{number}" * bool(number)
+
+
+def _parts(request: str) -> re.Match[str]:
     found = _ID.fullmatch(request)
     assert found, "every text matches"
-    return f"{found['name']}-{number}" if number else found["name"]
+    return found
 
 
 # --- slots ---------------------------------------------------------------------------------------------------

@@ -67,7 +67,15 @@ class InFlight:
                 new_blocks[entry.id] = kv.take_unsent_blocks(entry)
         full_blocks = kv.blocks.take_full(finished)
         return Iteration(
-            epoch, self.step, self.scheduled, new, new_blocks, kv.take_released(), full_blocks, self.drafts
+            epoch,
+            self.step,
+            self.scheduled,
+            new,
+            new_blocks,
+            kv.take_released(),
+            full_blocks,
+            self.drafts,
+            wants_forced,
         )
 
 
@@ -92,6 +100,7 @@ class BatchBuilder:
         self._usual, self._for_lines = budget, LineBudget(knobs, cost)
         self._budget = budget
         self._drafter = drafter
+        self._guests: list[RequestEntry] = []  # that start in this iteration, while other prompts wait
 
     def fill(self, batch: InFlight, closed: bool, nothing_in_flight: bool) -> None:
         """Put requests into `batch`. `closed`: no request may join or preempt the running ones."""
@@ -103,11 +112,13 @@ class BatchBuilder:
             if nothing_in_flight:
                 self._put_suspect(batch, suspect)
         else:
+            guests: list[RequestEntry] = []
             if not suspect and not closed:
                 queues.preempt_for_first()
-                queues.admit_guests()
+                guests = queues.admit_guests()
+            self._guests = [] if self._guests else guests  # not twice in a row: other prompts get on
             decodes = self._put_running(batch, alone=closed or suspect is not None)
-            if not closed:
+            if not closed and not self._guests:
                 self._put_waiting(batch, only_paused=suspect is not None)
             if self._drafter:
                 batch.drafts = self._drafter.choose(batch.entries[:decodes], self._budget)
@@ -132,7 +143,8 @@ class BatchBuilder:
             if (entry.num_in_flight and not lookahead) or tokens >= entry.max_tokens:
                 continue
             if tokens - computed > 1:
-                prompts.append(entry)
+                if not self._guests or entry in self._guests or _is_stream(entry):
+                    prompts.append(entry)
                 continue
             if not left:
                 break

@@ -1,47 +1,138 @@
-"""Drafting: one request's text, indexed to find what followed its last tokens before, and how often that came again."""
+"""Drafting: what may follow a request's last tokens, as its own text and its tenant's recent texts say, and how often
+that was right."""
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from collections.abc import Iterator
 
 RUN = 3  # the shortest suffix that is looked up, in tokens
 ID_BITS = 21  # of a token id in the key of such a run; a larger id can only give a worse draft
 LONGEST_SUFFIX = 16  # the longest that is compared
 PLACES = 8  # earlier places of a run that are compared
 AT_ONCE = 4096  # tokens that are indexed in one iteration
+REMEMBERED = 1 << 17  # tokens of recent texts that a scheduler keeps, about 30 MB with their index
 
-# The share of guesses that are right is estimated for suffixes of up to so many tokens, beginning with this share; the
-# last one is that of tokens that a grammar forces
+# The share of guesses that are right is estimated for suffixes of up to so many tokens, beginning with the first three
+# of these shares. Then come that of tokens that a grammar forces, and those of suffixes found in other texts
 LENGTHS = (4, 8, LONGEST_SUFFIX)
-FIRST_SHARES = (0.4, 0.6, 0.8, 0.95)
+FIRST_SHARES = (0.4, 0.6, 0.8, 0.95, 0.2, 0.4, 0.8)
 FORCED = len(LENGTHS)
+OTHERS = FORCED + 1
 FIRST_WEIGHT = 2.0  # guesses that the first share counts as
 KEEP = 0.97  # of what earlier guesses count, with each newer one
 RECOVER = 0.98  # of what they count, with each iteration that drafts nothing because of them
 
+Runs = dict[int, tuple["Text", int]]  # by run of tokens: the text that had it last, and where it ends there
+
+
+class Text:
+    """The prompt and the output of a request, with an index of the places where a run of `RUN` tokens ends."""
+
+    __slots__ = ("_last", "_output", "_previous", "_prompt", "_recent", "tokens")
+
+    def __init__(self, prompt: list[int], output: list[int], recent: Runs | None = None) -> None:
+        """`output` may grow at its end. `recent` gets the runs of this text, too."""
+        self.tokens = array("i", prompt)
+        self._prompt, self._output = prompt, output
+        self._last: dict[int, int] = {}  # by run: where its last place ends
+        self._previous = array("i")  # by the end of a run: where its place before ends, 0 if there is none
+        self._recent = recent
+
+    def grow(self) -> None:
+        """Take over the newest tokens, and index the runs that end before the last one, as many as an iteration may."""
+        tokens, previous, last, recent = self.tokens, self._previous, self._last, self._recent
+        tokens.extend(self._output[len(tokens) - len(self._prompt) :])
+        for end in range(len(previous), min(len(tokens), len(previous) + AT_ONCE)):
+            if end < RUN:
+                previous.append(0)
+                continue
+            key = _key(tokens[end - RUN : end])
+            previous.append(last.get(key, 0))
+            last[key] = end
+            if recent is not None:
+                recent[key] = self, end
+
+    def ends_with(self, tail: array[int], end: int) -> bool:
+        """Return whether the indexed run that ends at `end` is the last one of `tail`."""
+        return RUN <= end < len(self._previous) and self.tokens[end - RUN : end] == tail[-RUN:]
+
+    def longest(self, tail: array[int], end: int) -> tuple[int, int]:
+        """Return the length of the longest suffix of `tail` at a place of its last run, and where it ends. The last of
+        the places that are compared ends at `end`. Returns (0, 0) if `end` is 0."""
+        tokens, best, found = self.tokens, 0, 0
+        for _ in range(PLACES):
+            if not end:
+                break
+            length, most = RUN, min(end, len(tail))
+            while length < most and tokens[end - 1 - length] == tail[-1 - length]:
+                length += 1
+            if length > best:
+                best, found = length, end
+            end = self._previous[end]
+        return best, found
+
+    def last(self, key: int) -> int:
+        """Return where the last place of a run ends; 0 if it has none."""
+        return self._last.get(key, 0)
+
+    def forget(self) -> None:
+        """Remove the runs of this text from those of recent texts."""
+        if self._recent is not None:
+            for key in self._last:
+                if (known := self._recent.get(key)) and known[0] is self:
+                    del self._recent[key]
+            self._recent = None
+
+
+class RecentTexts:
+    """The latest texts that later requests may repeat, by a key that keeps tenants apart."""
+
+    def __init__(self, seconds: float) -> None:
+        """A text is forgotten so many seconds after it was added, or earlier for newer ones. 0: none is remembered."""
+        self._seconds = seconds
+        self._texts: deque[tuple[float, tuple[str, str], Text]] = deque()  # the first is forgotten first
+        self._runs: dict[tuple[str, str], Runs] = {}
+
+    def runs(self, key: tuple[str, str]) -> Runs | None:
+        """Return the runs of the texts with this key; None if there are no such texts."""
+        return self._runs.get(key)
+
+    def forget(self, now: float) -> None:
+        """Forget the texts whose time is over."""
+        while self._texts and self._texts[0][0] <= now:
+            self._forget_oldest()
+
+    def add(self, key: tuple[str, str], prompt: list[int], output: list[int], now: float) -> Text:
+        """Return a new text, which is remembered unless its prompt is very long."""
+        if not self._seconds or len(prompt) > REMEMBERED // 8:
+            return Text(prompt, output)
+        length = len(prompt) + sum(len(text.tokens) for _, _, text in self._texts)
+        while self._texts and length > REMEMBERED:
+            length -= self._forget_oldest()
+        text = Text(prompt, output, self._runs.setdefault(key, {}))
+        self._texts.append((now + self._seconds, key, text))
+        return text
+
+    def _forget_oldest(self) -> int:
+        """Forget a text. Returns its length."""
+        _, key, text = self._texts.popleft()
+        text.forget()
+        if all(other != key for _, other, _ in self._texts):
+            del self._runs[key]
+        return len(text.tokens)
+
 
 class Drafting:
-    """What drafts of one request need: its text with an index, and how often guesses were right."""
+    """What drafts of one request need: its text, recent texts of its tenant, and how often guesses were right."""
 
-    __slots__ = (
-        "_forced",
-        "_forced_at",
-        "_last",
-        "_output",
-        "_previous",
-        "_prompt",
-        "_tokens",
-        "length",
-        "right",
-        "tested",
-    )
+    __slots__ = ("_forced", "_forced_at", "_output", "_recent", "_repeats", "_text", "length", "right", "tested")
 
-    def __init__(self, prompt: list[int], output: list[int]) -> None:
-        """`output` may grow at its end."""
-        self._prompt, self._output = prompt, output
-        self._tokens = array("i", prompt)
-        self._last: dict[int, int] = {}  # by run of tokens: where its last place ends
-        self._previous = array("i")  # by the end of a run: where its place before ends, 0 if there is none
+    def __init__(self, text: Text, output: list[int], recent: Runs | None = None) -> None:
+        """`output` is that of `text`. `recent`: the runs of texts that the request may repeat."""
+        self._text, self._output, self._recent = text, output, recent
+        self._repeats: tuple[Text, int] | None = None  # another text, and how much longer it is up to the same place
         self._forced: list[int] = []
         self._forced_at = -1  # the length of the output that they follow
         self.right = [0.0] * len(FIRST_SHARES)
@@ -54,43 +145,47 @@ class Drafting:
 
     def find(self, most: int) -> list[int]:
         """Return at most `most` tokens that are likely to follow: those that a grammar forces, or those that followed
-        the longest suffix of the text before. Returns none if its last `RUN` tokens are new. Sets `length`.
+        the longest suffix of the text before, there or in a recent text. Returns none if its last `RUN` tokens are new.
+        Sets `length`.
         """
         if self._forced_at == len(self._output):
             self.length = FORCED
             return self._forced[:most]
-        tokens = self._tokens
-        tokens.extend(self._output[len(tokens) - len(self._prompt) :])
-        self._index()
+        text = self._text
+        text.grow()
+        tokens = text.tokens
         end = len(tokens)
-        best, found = 0, 0
-        place = self._last.get(_key(tokens[-RUN:]), 0) if end > RUN else 0
-        for _ in range(PLACES):
-            if not place:
-                break
-            length = RUN
-            while length < min(place, LONGEST_SUFFIX) and tokens[place - 1 - length] == tokens[end - 1 - length]:
-                length += 1
+        if end <= RUN:
+            return []
+        tail = tokens[-LONGEST_SUFFIX:]
+        key = _key(tail[-RUN:])
+        best, found = text.longest(tail, text.last(key))
+        source = text
+        for other, place in self._elsewhere(key, tail, end):
+            length, at = other.longest(tail, place)
             if length > best:
-                best, found = length, place
-            place = self._previous[place]
+                best, found, source = length, at, other
         if not found:
             return []
         self.length = next(i for i, longest in enumerate(LENGTHS) if best <= longest)
+        if source is not text:
+            self.length += OTHERS
+            self._repeats = source, found - end
+            return source.tokens[found : found + most].tolist()
         guesses = tokens[found : found + most].tolist()
         period = end - found  # a text that repeats itself may go on to do so
         return [guesses[i % period] for i in range(most)]
 
-    def _index(self) -> None:
-        """Index the runs that end before the last token, as many as an iteration may."""
-        tokens, previous, last = self._tokens, self._previous, self._last
-        for end in range(len(previous), min(len(tokens), len(previous) + AT_ONCE)):
-            if end < RUN:
-                previous.append(0)
-                continue
-            key = _key(tokens[end - RUN : end])
-            previous.append(last.get(key, 0))
-            last[key] = end
+    def _elsewhere(self, key: int, tail: array[int], end: int) -> Iterator[tuple[Text, int]]:
+        """Iterate over other texts with the last run of this one, whose length is `end`, and where it ends there."""
+        if self._recent is None:
+            return
+        if self._repeats:
+            other, longer = self._repeats
+            if other.ends_with(tail, end + longer):
+                yield other, end + longer
+        if (known := self._recent.get(key)) and known[0] is not self._text:
+            yield known
 
     @property
     def share(self) -> float:

@@ -1,18 +1,20 @@
 """Drafts: guesses at the next tokens of requests, which the engine checks in the iteration that computes them.
 
-A draft is what followed the request's last tokens earlier in its own text (prompt lookup, by the longest suffix). It
-changes no token: the engine keeps a guess only if it is the token that it would have sampled.
+A draft is what followed the request's last tokens before, in its own text or in a recent one of its tenant (prompt
+lookup, by the longest suffix). It changes no token: the engine keeps a guess only if it is the token that it would have
+sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from services.messages import IterationResult
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
-from services.scheduling.drafting import Drafting
+from services.scheduling.drafting import Drafting, RecentTexts, Text
+from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.request_entry import RequestEntry
 
@@ -22,9 +24,10 @@ LEAST_GAIN = 1.2  # times what a guess costs that it must be expected to gain: t
 class Drafter:
     """Gives drafts what an iteration has left, and only where more tokens per second are expected from them."""
 
-    def __init__(self, most: int, cost: CostModel, kv: KVCacheManager) -> None:
-        """`most` is the largest number of tokens of a draft."""
-        self._most, self._cost, self._kv = most, cost, kv
+    def __init__(self, knobs: Knobs, cost: CostModel, kv: KVCacheManager, now: Callable[[], float]) -> None:
+        """`now` is a clock, in seconds."""
+        self._most, self._cost, self._kv, self._now = knobs.num_speculative_tokens, cost, kv, now
+        self._recent = RecentTexts(knobs.remember_seconds)
         self._drafts = self._guesses = self._right = 0  # since the counters were last taken
 
     def choose(self, decodes: Iterable[RequestEntry], budget: Budget) -> dict[str, list[int]]:
@@ -34,6 +37,7 @@ class Drafter:
         to be right if all before it are, and if it is. Guesses are taken in the order of their gain.
         """
         found = []
+        self._recent.forget(self._now())
         for entry in decodes:
             if draft := self._find(entry):
                 assert entry.drafting
@@ -64,13 +68,21 @@ class Drafter:
 
     def _find(self, entry: RequestEntry) -> list[int]:
         """Return the guesses for a request that this iteration decodes, as many as its length and its blocks allow."""
-        if entry.drafting is None:
-            entry.drafting = Drafting(entry.prompt, entry.output)
+        drafting = self.of(entry)
         most = min(self._most, entry.max_tokens - entry.num_tokens)
         if most > 0 and entry.capacity - entry.num_computed_tokens < most:
             self._kv.extend_for_drafts(entry)
             most = min(most, entry.capacity - entry.num_computed_tokens)
-        return entry.drafting.find(max(0, most))
+        return drafting.find(max(0, most))
+
+    def of(self, entry: RequestEntry) -> Drafting:
+        """Return what drafts of a request need, which is made when it is asked for first."""
+        if entry.drafting is None:
+            prompt, output, now = entry.prompt, entry.output, self._now()
+            key = entry.tenant, entry.cache_salt
+            text = self._recent.add(key, prompt, output, now) if entry.remember else Text(prompt, output)
+            entry.drafting = Drafting(text, output, self._recent.runs(key))
+        return entry.drafting
 
     def learn(self, entry: RequestEntry, guesses: int, result: IterationResult) -> None:
         """Learn from the result of an iteration with a draft of `guesses` tokens for this request."""

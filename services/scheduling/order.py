@@ -63,10 +63,10 @@ class Priority:
 
 
 def is_guest(entry: RequestEntry, head: RequestEntry, running: list[RequestEntry]) -> bool:
-    """Return whether the running `entry` keeps its place although `head` waits, because it is the only running request
-    of its tenant, `head` belongs to a tenant with running requests, and `head` is not of an earlier class.
+    """Return whether the running `entry` keeps its place although `head` waits, because the tenant of `head` has as
+    many running requests as its own, so that it would enter again as a guest, and `head` is not of an earlier class.
     """
     if entry.tenant == head.tenant or head.priority < entry.priority:
         return False
     tenants = [other.tenant for other in running]
-    return tenants.count(entry.tenant) == 1 and head.tenant in tenants
+    return tenants.count(entry.tenant) <= tenants.count(head.tenant)

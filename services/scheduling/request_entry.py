@@ -28,6 +28,7 @@ class RequestEntry:
         "_logprobs",
         "active",
         "block_hashes",
+        "cache_salt",
         "capacity",
         "drafting",
         "end",
@@ -47,6 +48,7 @@ class RequestEntry:
         "prompt",
         "publish_at",
         "rank",
+        "remember",
         "removed",
         "stop_checker",
         "tenant",
@@ -56,6 +58,7 @@ class RequestEntry:
     def __init__(self, claim: Claim, rules: StopRules, block_hashes: BlockHashes, now: float) -> None:
         self._claim = claim
         self.id, self.rank, self.priority, self.tenant = claim.id, claim.rank, claim.priority, claim.tenant
+        self.cache_salt, self.remember = claim.sampling.cache_salt, claim.remember
         self.is_line = is_last(claim.priority)  # a line of a batch: it runs if no other request is here
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.stop_checker = StopChecker(rules, claim.sampling, len(claim.prompt))
@@ -170,12 +173,6 @@ class RequestEntry:
                 self.num_computed_tokens += right
             self.num_tokens += right
         return self.end
-
-    def force(self, tokens: list[int]) -> None:
-        """Note the tokens that follow its output if its grammar leaves one text only."""
-        if self.drafting is None:
-            self.drafting = Drafting(self.prompt, self.output)
-        self.drafting.force(tokens)
 
     def take_commit(self) -> Commit:
         """Return the tokens since the last call, and the end if there is one."""

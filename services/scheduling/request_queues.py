@@ -161,22 +161,32 @@ class RequestQueues:
                     self.admit(head)
                     return
 
-    def admit_guests(self) -> None:
-        """If the batch is full, let requests of tenants without a running request enter as guests. For each of them,
-        the last request of the tenant with the most places is paused.
+    def admit_guests(self) -> list[RequestEntry]:
+        """If places are short, let requests enter as guests, before all others, whose tenant has at least two places
+        less than the one with the most. If the batch is full, the last request of the latter is paused for each of
+        them. Returns the guests.
         """
+        guests: list[RequestEntry] = []
+        waiting = [entry for entry in self.waiting if not entry.is_line]
         running = Counter(entry.tenant for entry in self.running if not entry.is_line)
-        for guest in [e for e in self.waiting if e.tenant not in running and not (e.is_line or e.num_in_flight)]:
+        if len(self.running) + len(waiting) <= self._places:
+            return guests
+        for guest in [entry for entry in waiting if not entry.num_in_flight]:
             most = max(running.values(), default=0)
-            if not self.full or most < 2:
-                return
-            host = next(e for e in reversed(self.running) if running[e.tenant] == most)
-            if guest.tenant not in running and not (self._order.has_classes and host.priority < guest.priority):
-                if not self.make_fit(guest):  # asked last, because it may preempt lines of batches
-                    return
-                self._pause(host)
-                self.admit(guest)
-                running.update({host.tenant: -1, guest.tenant: 1})
+            if running[guest.tenant] + 2 > most:
+                continue
+            last = next(e for e in reversed(self.running) if running[e.tenant] == most)
+            if self._order.has_classes and (last if self.full else self.waiting[0]).priority < guest.priority:
+                continue
+            if not self.make_fit(guest):  # asked last, because it may preempt lines of batches
+                break
+            if self.full:
+                self._pause(last)
+                running[last.tenant] -= 1
+            self.admit(guest)
+            running[guest.tenant] += 1
+            guests.append(guest)
+        return guests
 
     def make_fit(self, entry: RequestEntry) -> bool:
         """Return whether the request may start or continue beside the running ones. Lines of batches are preempted for
@@ -244,9 +254,9 @@ class RequestQueues:
         free = blocks.free + ending - wanted - admission.margin(len(self.running))
         if self.out_of_blocks:
             places, free = min(0, places), min(0, free)
-        tenants = sorted({e.tenant for queue in (self.running, self.waiting) for e in queue if not e.is_line})
-        guests = 0 if places > 0 or self.out_of_blocks else max(0, len(self.running) - len(tenants))
-        tenants = tenants if guests else []
+        held = Counter(e.tenant for queue in (self.running, self.waiting) for e in queue if not e.is_line)
+        guests = 0 if places > 0 or self.out_of_blocks else max(0, len(self.running) - len(held))
+        tenants = sorted(t for t, n in held.items() if n + 2 > max(held.values())) if guests else []
         counted = {entry.id for entry in finishing}
         lines = [e for queue in (self.running, self.waiting) for e in queue if e.is_line and e.id not in counted]
         yields = []

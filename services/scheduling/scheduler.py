@@ -36,6 +36,9 @@ from services.scheduling.request_queues import RequestQueues
 from services.scheduling.stopping import StopRules
 from services.text import TextTables
 
+LONG = 0.03  # seconds of an iteration from which on an exchange before its end is worth its processor time
+AHEAD, MARGIN = 0.005, 0.05  # how long before the estimated end it begins: seconds, and a share of the iteration
+
 
 class Scheduler:
     """Iteration-level scheduling. With default knobs, it is first-come-first-served over whole prompts, and a request
@@ -73,8 +76,7 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        most = knobs.num_speculative_tokens
-        self._drafter = Drafter(most, self._cost, self._kv) if most else None
+        self._drafter = Drafter(knobs, self._cost, self._kv, now) if knobs.num_speculative_tokens else None
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
@@ -104,9 +106,10 @@ class Scheduler:
                 self._kv.keep_cached(entry)
 
     def _salt(self, claim: Claim) -> str:
-        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, and its salt."""
-        whose = "" if self.knobs.share_prefixes else claim.tenant
-        return f"{whose}\0{claim.sampling.cache_salt}" if claim.sampling.cache_salt else whose
+        """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, the digest
+        of its adapter, with which the same tokens have other keys, and its salt."""
+        whose, own = "" if self.knobs.share_prefixes else claim.tenant, claim.sampling
+        return f"{whose}\0{own.adapter}\0{own.cache_salt}" if own.adapter or own.cache_salt else whose
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.
@@ -183,6 +186,17 @@ class Scheduler:
         self._in_flight.append(batch)
         return batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
 
+    def sleep(self) -> Iteration:
+        """Return the iteration with which the engine gives back the memory of its KV cache. No request may be here, and
+        no prefix is cached from now on."""
+        assert not self._entries, f"{list(self._entries)} are here"
+        assert not self._in_flight, "an iteration is in flight"
+        self.blocks.forget_all()
+        batch = InFlight(self._step + 1)
+        self._step = batch.step
+        self._in_flight.append(batch)
+        return replace(batch.message(self.epoch, self._kv, self._finished, wants_forced=False), sleep=True)
+
     def _closed(self) -> bool:
         """Return whether no request may join or preempt the running ones."""
         return False
@@ -197,7 +211,8 @@ class Scheduler:
         batch = self._in_flight.popleft()
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
         self._finished = batch.step
-        self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
+        if batch.entries:
+            self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         failed = result.failed
         ended = 0
         for entry in batch.entries:
@@ -211,8 +226,8 @@ class Scheduler:
                 if self._drafter and entry.id in batch.drafts:
                     self._drafter.learn(entry, len(batch.drafts[entry.id]), result)
                 end = entry.append(result)
-                if entry.id in result.forced:
-                    entry.force(result.forced[entry.id])
+                if self._drafter and entry.id in result.forced:
+                    self._drafter.of(entry).force(result.forced[entry.id])
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)
@@ -239,6 +254,15 @@ class Scheduler:
     def claim_interval(self) -> float:
         """Return the most seconds between exchanges that the requests here allow."""
         return CLAIM_INTERVAL if self._queues.only_lines else inf
+
+    def claim_after(self) -> float:
+        """Return the seconds from the start of the iteration in flight after which another exchange brings what has
+        come meanwhile in time for the next iteration; infinite if this one is too short."""
+        if len(self._in_flight) != 1:
+            return inf
+        batch = self._in_flight[0]
+        seconds = self._cost.seconds(batch.num_tokens, batch.num_pairs)
+        return inf if seconds < LONG else (1 - MARGIN) * seconds - AHEAD
 
     def wait_time(self) -> float:
         """Return the seconds until lines of batches may run, if nothing else is here; infinite otherwise."""

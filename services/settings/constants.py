@@ -25,4 +25,6 @@ class Constants:
     max_tenant_bytes: int = 10 << 30  # of all files of a tenant
     max_batch_lines: int = 50_000  # as at OpenAI
     lines_in_flight: int = 64  # lines of batches that a gateway has in the pool at once
+    max_adapters: int = 256  # LoRA adapters that are loaded at a time
+    max_adapter_bytes: int = 1 << 30  # of the files of one adapter
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least

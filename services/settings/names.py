@@ -52,6 +52,11 @@ VLLM_REFUSED = {
     "--uds": "the API listens on --host and --port",
     "--ssl-ca-certs": "clients show API keys, not certificates",
     "--ssl-cert-reqs": "clients show API keys, not certificates",
+    "--max-loras": "leave it out; any number of adapters can be in one batch",
+    "--max-cpu-loras": "leave it out; engines keep the adapters that were used last",
+    "--lora-dtype": "leave it out; adapters are computed as the model is",
+    "--fully-sharded-loras": "leave it out",
+    "--lora-target-modules": "an adapter says itself which layers it changes",
     "--root-path": "put a proxy that strips the path before the API",
 }
 

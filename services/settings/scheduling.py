@@ -118,7 +118,7 @@ class SchedulingSettings(BaseSettings):
         float | Literal["auto"],
         PlainValidator(_seconds_or_auto),
         Field(
-            description="target in seconds between tokens, which limits chunks of prompts; 0: none; auto: 0.25 on CPUs "
+            description="target in seconds between tokens, which limits chunks of prompts; 0: none; auto: 0.18 on CPUs "
             "and 0.05 on GPUs, or twice what an iteration without prompts takes if that is more"
         ),
     ] = "auto"

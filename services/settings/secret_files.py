@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import UsageError
-from services.settings.types import hash_of
+from services.settings.types import hash_of, is_hash
 
 log = logging.getLogger(__name__)
 _LINE = re.compile(r"(?P<tenant>[^\s:#\"']+)\s*:\s*(?P<key>[!-~]+)")
@@ -26,6 +26,10 @@ def resolve(values: dict[str, Any]) -> dict[str, Any]:
     url = values.get("redis_url")
     if isinstance(url, str) and url and "://" not in url:
         values["redis_url"] = _read_url(url)
+    key = values.get("operator_api_key")
+    [key] = key if isinstance(key, list) and len(key) == 1 else [key]
+    if isinstance(key, str) and key.startswith("/"):
+        values["operator_api_key"] = _read_key(key)
     if file := values.pop("api_keys_file", ""):
         keys, named = _read_keys(file), values.get("api_keys", {})
         if isinstance(named, dict):  # another type is an error that pydantic reports
@@ -42,6 +46,18 @@ def _read_url(file: str) -> str:
         raise UsageError(f"redis_url: {file}: holds no URL, as redis://HOST:PORT/0")
     _warn_if_public("redis_url", file)
     return url
+
+
+def _read_key(file: str) -> str:
+    """Return the operator's key, which a file holds."""
+    if not Path(file).is_file():  # it may be a key, which no message repeats
+        raise UsageError("operator_api_key: begins with '/', and is no file that is there")
+    key = _read("operator_api_key", file).strip()
+    if len(key.split()) != 1:
+        raise UsageError(f"operator_api_key: {file}: holds not one key, without spaces")
+    if not is_hash(key):
+        _warn_if_public("operator_api_key", file)
+    return key
 
 
 def _read_keys(file: str) -> dict[str, str]:

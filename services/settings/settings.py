@@ -6,13 +6,17 @@ current folder (see `sources`). An unknown or contradictory setting is an error 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.overview import SleepLevel
+from services.settings import models
+from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
 from services.settings.model import ModelSettings, method
@@ -21,12 +25,13 @@ from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
+from services.sleep import SleepRule
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
 # settings whose value is not repeated in any message
-SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url"})
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "operator_api_key", "redis_url"})
 # variables with our prefix: the folder of the tests' schemas, a GGUF file that they read, and constants that they set
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS", "ORCA_GGUF", "ORCA_CONSTANTS"})
 
@@ -49,7 +54,7 @@ def _share_or_auto(given: Any) -> float | Literal["auto"]:
     return share
 
 
-class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, BaseSettings):
+class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings, ModelSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -93,6 +98,15 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+
+    models: Annotated[
+        tuple[dict[str, Any], ...],
+        NoDecode,
+        Field(
+            description="several models behind one API: names, or JSON objects with the settings of each (model, "
+            "served_model_name, engines, max_model_len, ...); the first is the default; none: one model"
+        ),
+    ] = ()
 
     engines: Annotated[
         int, Section.ENGINE, Field(ge=1, description="number of engines, each with its own scheduler")
@@ -168,7 +182,22 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         Section.AUTOSCALING,
         Field(ge=0, description="maximum number of engines, of which `engines` start; 0: always `engines`"),
     ] = 0
-    min_engines: Annotated[int, Field(ge=1, description="minimum number of engines, with max_engines")] = 1
+    min_engines: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="minimum number of engines, with max_engines; 0, with sleep_idle_seconds: the processes of an "
+            "engine that sleeps end, too",
+        ),
+    ] = 1
+    sleep_idle_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds without a request after which an engine gives back its KV cache; after as many again, "
+            "its weights; and with min_engines=0, after as many again, its processes. A request wakes it up. 0: never",
+        ),
+    ] = 0.0
     max_gateways: Annotated[
         int,
         Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
@@ -192,6 +221,13 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         Field(description="further API keys with their tenants, as JSON; without any key, the API requires none"),
     ] = {}
     api_keys_file: Annotated[str, Field(description="file of further API keys or hashes: lines 'tenant: key'")] = ""
+    operator_api_key: Annotated[
+        Keys,
+        Field(
+            description="key, or its hash sha256:HEX, of the routes that change what is served; or the file that holds "
+            "it, by its whole path: /...; none: these routes are off"
+        ),
+    ] = ()
     allow_no_keys: Annotated[bool, Field(description="allow other machines to use the API without keys")] = False
 
     log_format: Annotated[
@@ -227,17 +263,26 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
     ] = -1
 
     constants: Constants = Constants()
+    number: int = 0  # of the model: ids of its requests and names of its engines have it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_models(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return models.settled(values, cls)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
+        self.check_pool(self.engines, self.fewest_engines if self.max_engines else self.engines)
         self.check_scheduling()
+        self.check_adapters()
         self._check_autoscaling()
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:
             if self.tenants[key] != DEFAULT_TENANT:
                 raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if set(self.operator_api_key) & self.tenants.keys():
+            raise ValueError("operator_api_key is the key of a tenant too; the operator needs a key of its own")
         if self.demo and self.disable_ui:
             raise ValueError("demo is for the page at /ui, which disable_ui turns off")
         if self.demo and not is_loopback(self.host):
@@ -254,6 +299,8 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
             raise ValueError(
                 f"engines={self.engines} must be from min_engines={self.min_engines} to max_engines={self.max_engines}"
             )
+        if not self.min_engines and not self.sleep_idle_seconds:
+            raise ValueError("min_engines=0 needs sleep_idle_seconds, after which the engines end")
         if self.min_engines > 1 and not self.max_engines:
             raise ValueError(f"min_engines={self.min_engines} needs max_engines; without it, set engines")
         if self.max_gateways and self.max_gateways < self.gateways:
@@ -267,8 +314,30 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
             raise ValueError(f"a null engine has no layers to split with {asked}")
 
     @property
+    def fewest_engines(self) -> int:
+        """The smallest number of engines, those that sleep included."""
+        return max(1, self.min_engines)
+
+    @property
+    def sleep(self) -> SleepRule:
+        """When engines sleep."""
+        return SleepRule(self.sleep_idle_seconds, SleepLevel.COLD if self.min_engines else SleepLevel.OFF)
+
+    @property
+    def each(self) -> tuple[Settings, ...]:
+        """The settings of each model, as a server of this model alone would have them; the default one first."""
+        shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
+        return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
+
+    def pinned(self, pin: Callable[[str], str]) -> Settings:
+        """Return these settings with `pin` of the name of each model, and of the name of each tokenizer."""
+        names = [{"model": pin(each.model), "tokenizer": each.tokenizer and pin(each.tokenizer)} for each in self.each]
+        entries = tuple(entry | name for entry, name in zip(self.models, names, strict=False))
+        return self.model_copy(update={**names[0], "models": entries})
+
+    @property
     def most_engines(self) -> int:
-        """The largest number of engines that the settings allow."""
+        """The largest number of engines that the settings of this model allow."""
         return max(self.engines, self.max_engines)
 
     @property
@@ -292,7 +361,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
 
     def with_key_hashes(self) -> dict[str, Any]:
         """Return all settings as JSON with the hashes of API keys, for a process that checks keys."""
-        return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
+        return self.without_secrets() | {
+            "api_key": list(self.api_key),
+            "api_keys": self.api_keys,
+            "operator_api_key": list(self.operator_api_key),
+        }
 
     @classmethod
     def settings_customise_sources(
@@ -306,7 +379,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, ModelSettings, B
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
-NAMES = [name for name in Settings.model_fields if name != "constants"]
+NAMES = [name for name in Settings.model_fields if name not in ("constants", models.NUMBER)]
 
 
 def sections() -> dict[Section, list[str]]:

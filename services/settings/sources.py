@@ -18,6 +18,7 @@ from services.settings.gone import GONE, without_gone
 from services.settings.names import PARTS, VLLM_FLAGS, own_name, suggestion
 from services.settings.settings import FILE, NAMES, NOT_SETTINGS, SECRETS, Settings
 
+SERVED = frozenset({"model", "models"})
 TOO_DEEP = "its values are nested too deep"
 
 
@@ -33,10 +34,15 @@ def read_values(config: Path | None = None, /, **flags: Any) -> dict[str, Any]:
     """Return the values that `load` finds, as they are written: API keys are not hashed, and files of secrets are not
     read. Raises UsageError.
     """
-    values = _from_file(Path(FILE)) if Path(FILE).exists() else {}
+    sources = [_from_file(Path(FILE)) if Path(FILE).exists() else {}]
     if config is not None:
-        values |= _from_file(config)
-    return values | without_gone(_from_environment()) | without_gone(flags)
+        sources.append(_from_file(config))
+    values: dict[str, Any] = {}
+    for source in (*sources, without_gone(_from_environment()), without_gone(flags)):
+        if not SERVED.isdisjoint(source):  # the last source that names a model names them all
+            values = {name: value for name, value in values.items() if name not in SERVED}
+        values |= source
+    return values
 
 
 def from_values(values: dict[str, Any]) -> Settings:

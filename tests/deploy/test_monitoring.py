@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.metrics import Wanted, render
+from services.metrics import ModelPage, Wanted, render
 from services.metrics.declared import COUNTERS, GATEWAY_COUNTERS, GATEWAY_GAUGES, HISTOGRAMS, OPTIONAL_GAUGES
 from services.overview import Overview, SeatOverview
 from tests.deploy.conftest import ROOT
@@ -37,7 +37,7 @@ def samples() -> dict[str, set[str]]:
     seat = SeatOverview("c/0", True, None, 0, dict.fromkeys(OPTIONAL_GAUGES, 0.0), "")
     gauges = dict.fromkeys((*GATEWAY_GAUGES, *GATEWAY_COUNTERS), 0.0)
     overview = Overview(0, 0, 0, 0, None, [seat], counted, 1, gateway_gauges={"g": gauges})
-    families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted()).decode())
+    families = text_string_to_metric_families(render([ModelPage("tiny", {0: overview}, Wanted())]).decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

@@ -16,6 +16,7 @@ from echo_engine import EchoEngine
 
 from actors.replica import limits_of
 from gateway.app import create_app
+from gateway.gateway import ModelPools
 from gateway.model import ServedModel
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
@@ -140,9 +141,6 @@ class Stack(Background):
         """Another gateway on the same pool, without a seat."""
         return Stack(self._redis_url, self._pool_name, self._folder, self.settings, engine=False)
 
-    def open_pool(self) -> RequestPool:
-        return self._open_pools()[0].pool
-
     def _open_pools(self) -> list[PoolShard]:
         limits = limits_of(self.settings)
         shards = parse_shards(self._redis_url)
@@ -153,7 +151,7 @@ class Stack(Background):
         self.pool = next(iter(self.pools.values()))
         owners = [await self._owner(pool) for pool in self.pools.values()] if self._with_engine else []
         serving = [asyncio.create_task(owner.loop.run()) for owner in owners]
-        self.app = create_app(self._open_pools(), self._served(), self.settings)
+        self.app = create_app(self.models(), self.settings)
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
@@ -174,11 +172,15 @@ class Stack(Background):
         for pool in self.pools.values():
             await pool.close()
 
+    def models(self) -> list[ModelPools]:
+        """What the gateway serves, with pools that are not connected yet."""
+        return [ModelPools(self._served(), self._open_pools(), self.settings)]
+
     def _served(self) -> ServedModel:
         settings = self.settings
         defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
         name, *aliases = settings.served_model_name or (NAME,)
-        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
+        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases), folder=self._folder)
 
     def _make_engine(self) -> Any:
         return EchoEngine(self.figures, self.tokenizer)

@@ -13,6 +13,7 @@ import pytest
 from sse_client import RESUMABLE, read
 from stack import Stack
 
+from gateway.http.middleware import OPERATOR_PATHS
 from services.errors import OrcaError
 from services.settings.settings import Settings
 
@@ -24,7 +25,7 @@ OWN = {"Authorization": "Bearer own-key"}
 @pytest.fixture(scope="module")
 def guarded(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
     tenants = {"key-of-alice": "alice", "key-of-bob": "bob", "second-of-bob": "bob"}
-    settings = Settings(api_key=("own-key",), api_keys=tenants)
+    settings = Settings(api_key=("own-key",), api_keys=tenants, operator_api_key=("operator-key",))
     with Stack(redis_url, "guarded", tiny_folder, settings) as stack:
         yield stack
 
@@ -58,6 +59,19 @@ def test_a_request_without_a_key_is_refused(client: httpx.Client, method: str, p
     error = response.json()["error"]
     assert error["code"] == "invalid_api_key"
     assert "alice" not in error["message"]
+
+
+@pytest.mark.parametrize("path", sorted(OPERATOR_PATHS))
+def test_a_route_of_the_operator_needs_its_key(client: httpx.Client, stack: Stack, path: str) -> None:
+    operator = {"Authorization": "Bearer operator-key"}
+    assert client.post(path, json={}).status_code == 401
+    refused = client.post(path, json={}, headers=ALICE)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_only")
+    assert client.post(path, json={}, headers=operator).status_code not in (401, 403)
+    assert client.get("/v1/models", headers=operator).status_code == 401  # it is no tenant's
+    off = httpx.post(stack.url + path, json={}, headers=operator)
+    assert off.status_code == 404
+    assert "operator_api_key" in off.json()["error"]["message"]
 
 
 def test_probes_need_no_key(client: httpx.Client) -> None:

@@ -29,7 +29,7 @@ def batch_of_shard_1() -> str:
 
 
 def lease(stack: Stack, id: str) -> BatchLease:
-    return BatchLease(stack.app.state.gateway, id)
+    return BatchLease(stack.app.state.gateway.first, id)
 
 
 @pytest.fixture(scope="module")

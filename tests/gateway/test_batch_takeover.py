@@ -148,7 +148,7 @@ def _requests(stack: Stack) -> set[str]:
 def test_a_server_of_another_model_does_not_run_a_batch(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
-        gateway = gateways.first.app.state.gateway
+        gateway = gateways.first.app.state.gateway.first
         lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
         gateway.model = replace(gateway.model, name="another")
         batch = create(client, lines, completion_window="4s")

@@ -1,4 +1,5 @@
-"""`cache_salt`: it reaches the engine with each sequence, and is refused while no engine knows it."""
+"""`cache_salt` reaches the engine with each sequence, and is refused while no engine knows it; a text that is not
+stored is not for drafts of other requests."""
 
 from __future__ import annotations
 
@@ -45,6 +46,16 @@ async def test_each_sequence_has_the_salt(model: ServedModel) -> None:
         body = {"prompt": "hello", "n": 2, "max_tokens": limit, "cache_salt": "s"}
         validated = await checker.completion(CompletionRequest.model_validate(body), Caller("tenant"))
         assert [each.sampling.cache_salt for each in validated.submission.sequences] == ["s", "s"]
+
+
+@pytest.mark.parametrize(("store", "remembered"), [(None, True), (True, True), (False, False)])
+async def test_a_text_that_is_not_stored_is_not_for_drafts(
+    model: ServedModel, store: bool | None, remembered: bool
+) -> None:
+    checker = knowing(model, replace(FIGURES, features=FEATURES))
+    assert (await asked(checker, store=store)).submission.remember is remembered
+    completion = CompletionRequest.model_validate({"prompt": "hello", "store": store})
+    assert (await checker.completion(completion, Caller("tenant"))).submission.remember is remembered
 
 
 async def test_it_is_refused_by_name_while_no_engine_knows_it(model: ServedModel) -> None:

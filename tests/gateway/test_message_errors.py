@@ -154,7 +154,7 @@ def test_the_format_of_errors(http: httpx.Client) -> None:
 
 
 def test_an_uncaught_exception(stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway: Gateway = stack.app.state.gateway
+    gateway: Gateway = stack.app.state.gateway.first
     monkeypatch.setattr(gateway.shards, "open", None)
     assert "log" in check(http.post(PATH, json=BODY), 500, "api_error")
     assert http.post("/v1/completions", json={"prompt": "a"}).json()["error"]["code"] == "internal_error"

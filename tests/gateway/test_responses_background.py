@@ -171,7 +171,7 @@ def test_a_response_that_the_pool_loses_at_once_is_put_back(redis_url: str, tiny
         wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
         made = client.responses.create(background=True, max_output_tokens=5, **SLOW)
         stack.call(lose(stack.pool, made.id))
-        stack.call(stack.app.state.gateway.shards.all[0].reader.reread())
+        stack.call(stack.app.state.gateway.first.shards.all[0].reader.reread())
         wait_until(lambda: stack.call(stack.pool.group(made.id)) is not None)
         client.responses.cancel(first.id)
         wait_until(lambda: ended(client, made.id))

@@ -17,9 +17,10 @@ TEMPLATE = (
 MERGED = ["the", "Ġthe", "hello", "Ġworld"]
 
 
-def make_folder(folder: Path) -> Path:
-    """Writes tokenizer.json, tokenizer_config.json and config.json of a model without weights."""
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+def make_folder(folder: Path, backwards: bool = False, length: int = 512) -> Path:
+    """Writes tokenizer.json, tokenizer_config.json and config.json of a model without weights. `backwards`: the bytes
+    have other token ids. `length`: that of the longest text."""
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards))}
     merges = []
     for word in MERGED:
         for end in range(2, len(word) + 1):
@@ -35,6 +36,6 @@ def make_folder(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<eos>"}))
     size, eos = tokenizer.get_vocab_size(), tokenizer.token_to_id("<eos>")
-    config = {"model_type": "tiny", "max_position_embeddings": 512, "vocab_size": size, "eos_token_id": eos}
+    config = {"model_type": "tiny", "max_position_embeddings": length, "vocab_size": size, "eos_token_id": eos}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -146,7 +146,12 @@ def times(
 def test_requests_join_and_leave_at_any_iteration() -> None:
     assert times([sized(4, 2), sized(4, 4), sized(4, 1)], 2) == [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [3.0]]
     later = times([sized(4, 4), Request([5] * 4, 1, at=1.5)], 8)
-    assert later == [[1.0, 2.0, 3.0, 4.0], [pytest.approx(4.0)]]
+    assert later == [[1.0, 2.0, 3.0, 4.0], [pytest.approx(3.0)]]
+
+
+def test_a_request_that_comes_before_the_end_of_a_long_iteration_starts_in_the_next_one() -> None:
+    later = times([sized(4, 9), Request([5] * 4, 1, at=3.5), Request([5] * 4, 1, at=5.99)], 8)[1:]
+    assert later == [[pytest.approx(5.0)], [pytest.approx(8.0)]], "the last one comes too late for it"
 
 
 def test_a_batch_is_fixed_under_request_level_scheduling() -> None:

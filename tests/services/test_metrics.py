@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.messages import EngineFigures
-from services.metrics import Counters, Wanted, render
+from services.metrics import Counters, ModelPage, Wanted, render
 from services.metrics.counters import total
 from services.metrics.declared import (
     COUNTERS,
@@ -39,7 +39,7 @@ def page(*takes: dict[str, float], **gauges: float) -> Samples:
 
 def shown(seats: list[SeatOverview], sums: dict[str, float], wanted: dict[str, int] | None = None) -> Samples:
     overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS, wanted=wanted or {})
-    families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted(2, 3, 1000)).decode())
+    families = text_string_to_metric_families(render([ModelPage("tiny", {0: overview}, Wanted(2, 3, 1000))]).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 
@@ -48,7 +48,7 @@ def test_several_shards_are_told_apart_by_a_label() -> None:
     seat, sums = SeatOverview("c/0", True, None, 3, {"kv_usage": 0.5}, ""), {"orca:reclaimed_requests": 2.0}
     overview = Overview(7, 3, 2, 99, None, [seat], sums, 1, gateway_gauges=GATEWAYS)
     overviews = {0: overview, 2: None, 5: overview}
-    families = list(text_string_to_metric_families(render(overviews, "tiny", Wanted(4, 3, 1000)).decode()))
+    families = list(text_string_to_metric_families(render([ModelPage("tiny", overviews, Wanted(4, 3, 1000))]).decode()))
     samples = [sample for family in families for sample in family.samples]
 
     def by_shard(name: str) -> dict[str | None, float]:

@@ -28,7 +28,7 @@ PATIENCE = 20.0  # seconds after which a client leaves
 PROMPT, TOKENS = 8, 64
 TIMES = (0.5, 1.0, 2.0, 4.0, 10.0)
 CLIENTS = 32  # that keep the batch full while the capacity is measured
-LEAST, LONGEST = 10.0, 120.0  # seconds of a measurement
+LEAST, LONGEST = 10.0, 120.0  # seconds of a measurement of the capacity
 PROBE = 0.2  # seconds between requests of /health
 SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 TITLE = f"Requests of {TOKENS} tokens out; clients leave after {PATIENCE:.0f} s"
@@ -59,14 +59,14 @@ def measure(bench: Bench) -> Found:
             seconds *= 2
         for times in TIMES:
             with probed(server.url) as looks:
-                results, half = asyncio.run(open_loop(server.url, times * most, max(LEAST, 2 * bench.seconds)))
-            rows[f"{times:g} times the capacity"] = cells(results, times * most, half, looks)
+                results, answered = asyncio.run(open_loop(server.url, times * most, max(LEAST, 5 * bench.seconds)))
+            rows[f"{times:g} times the capacity"] = cells(results, times * most, answered, looks)
             server.until_idle(SETTLED)
     return Found({TITLE: rows}, {"capacity": most})
 
 
 def cells(results: Results, rate: float, answered: float, looks: list[float]) -> dict[str, float]:
-    """`answered`: requests/s in the second half of the time. `looks`: seconds of each request of /health."""
+    """`answered`: requests/s once the first clients have left. `looks`: seconds of each request of /health."""
     found = {ARRIVING: rate, ANSWERED: answered}
     if results.first:
         found |= {MEDIAN: quantile(results.first, 0.5), P99: quantile(results.first, 0.99)}
@@ -125,25 +125,27 @@ async def capacity(url: str, seconds: float) -> float:
 
 
 async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, float]:
-    """Clients that arrive at `rate` per second, whatever happens to earlier ones; at the end all leave.
+    """Clients that arrive at `rate` per second, whatever happens to earlier ones, until `seconds` after the first may
+    have left; then all leave.
 
-    Returns their results, and the answers per second in the second half of the time.
+    Returns their results, and the answers per second in the last `seconds`.
     """
     results, began = Results(), time.monotonic()
     tasks = []
     async with open_session(url) as session:
-        for number in range(int(rate * seconds)):
+        for number in range(int(rate * (PATIENCE + seconds))):
             if (wait := began + number / rate - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
             elif number % 16 == 0:
                 await asyncio.sleep(0)  # this process is late: let the requests that were sent proceed
             tasks.append(asyncio.create_task(one(session, number, results)))
-        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-        half = sum(end - began > seconds / 2 for end in results.ends) / (time.monotonic() - began - seconds / 2)
+        await asyncio.sleep(max(0.0, began + PATIENCE + seconds - time.monotonic()))
+        counted = began + PATIENCE
+        answered = sum(end > counted for end in results.ends) / (time.monotonic() - counted)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return results, half
+    return results, answered
 
 
 @contextlib.contextmanager

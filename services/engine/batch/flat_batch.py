@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ class Drawn:
             ids.index_copy_(0, places, self.draw.index_select(0, rows).to(ids.dtype))
 
 
+class AdaptedTokens(NamedTuple):
+    """Neighbouring tokens of a batch whose requests have the same adapter."""
+
+    adapter: str  # its digest
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
     """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones. A draft
@@ -65,6 +73,7 @@ class FlatBatch:
     targets: Numbers  # [scored], these next tokens
     scored_requests: list[tuple[RequestState, int]]  # and how many of `scored_tokens` each has, in order
     wanted: Numbers  # [rows + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
+    adapted: tuple[AdaptedTokens, ...] = ()  # in their order
 
     @property
     def num_requests(self) -> int:
@@ -213,7 +222,19 @@ def pack_batch(
         targets=_numbers(targets),
         scored_requests=scored_requests,
         wanted=wanted,
+        adapted=_adapted(scheduled, starts),
     )
+
+
+def _adapted(scheduled: list[tuple[RequestState, int]], starts: list[int]) -> tuple[AdaptedTokens, ...]:
+    """`adapted` of FlatBatch."""
+    found: list[AdaptedTokens] = []
+    for (state, _), start, end in zip(scheduled, starts, starts[1:], strict=False):
+        if adapter := state.sampling.adapter:
+            if found and found[-1].end == start and found[-1].adapter == adapter:
+                start = found.pop().first
+            found.append(AdaptedTokens(adapter, start, end))
+    return tuple(found)
 
 
 def _scored(

@@ -184,6 +184,13 @@ class RequestStates:
         return sorted(erase)
 
     def scheduled(self, iteration: Iteration) -> list[tuple[RequestState, int]]:
-        """The requests to compute, each with its number of tokens; failed ones are left out."""
+        """The requests to compute, each with its number of tokens; failed ones are left out. Those with the same
+        adapter are neighbours."""
         states = ((self._states[id], count) for id, count in iteration.scheduled.items())
-        return [(state, count) for state, count in states if not state.failed]
+        computed = [(state, count) for state, count in states if not state.failed]
+        return sorted(computed, key=lambda each: each[0].sampling.adapter)
+
+    @property
+    def adapters(self) -> set[str]:
+        """The digests of the adapters that requests have."""
+        return {state.sampling.adapter for state in self._states.values()} - {""}

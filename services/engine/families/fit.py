@@ -15,10 +15,11 @@ from services.engine.families.registry import FAMILIES
 from services.engine.parallel.layout import RowRange
 from services.engine.weights.folder import QuantizedCheckpoint, open_folder
 from services.engine.weights.quantized import GroupFormat, Weight
-from services.engine.weights.tensors import Checkpoint, text_name
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.files import write_atomically
 from services.models.pooling import pooling_of
+from services.models.weights_files import text_name
 
 HEAD = frozenset({"lm_head.weight"})  # which a model without text needs not
 PROBLEM = "the weights do not fit config.json"

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import pad
 
+from services.engine.adapters import AdapterSlots
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape, StateShape
 from services.engine.parallel.layout import Layout, Partition
@@ -54,6 +55,7 @@ class RankDecoder(ABC):
     memory: int
     reads_past_end = True
     states: Sequence[StateShape] = ()  # no family of the fast path has any
+    adapters: AdapterSlots | None = None
 
     def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:
         """`spec` is the whole model's."""

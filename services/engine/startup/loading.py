@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from services.adapters import peft
+from services.adapters.store import folder_of
+from services.engine.adapters import Adapter
 from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import GROUP_STEP, CpuSetup, pack_model
@@ -19,6 +23,7 @@ from services.engine.decoder import Decoder
 from services.engine.families.decoder_weights import DecoderWeights
 from services.engine.families.fit import open_fitted
 from services.engine.families.heads import head_of
+from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import WHOLE, load_spec, open_weights
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout, Partition
@@ -30,6 +35,7 @@ from services.engine.weights.description import describe_kept
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.errors import SettingsError
+from services.models.linears import load_linears
 from services.models.pooling import pooling_of
 
 FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
@@ -77,6 +83,28 @@ def load_decoder(
     from services.engine.backends.stock.loading import load_stock
 
     return load_stock(folder, dtype, device, length, tensors, path)
+
+
+def adapter_reader(
+    folder: Path, settings: EngineSettings, length: int, layout: Layout, tensors: Tensors | None = None
+) -> Callable[[str], Adapter]:
+    """What reads the adapter whose content has a digest, for a rank of the model in `folder`, and raises ValueError.
+    The arguments are those of `load_decoder`. Raises ModelError."""
+    files = settings.adapters
+    assert files
+    linears = load_linears(folder, settings.cache_dir)
+    spec = fast_path_spec(folder, settings) if layout.size > 1 or runs_on_fast_path(folder, settings) else None
+    base = tensors or open_fitted(folder, settings.cache_dir) if spec else None
+
+    def read(digest: str) -> Adapter:
+        parts = peft.read(folder_of(files, digest), linears, settings.max_lora_rank)
+        if not (spec and base):
+            return Adapter(parts)
+        whole = spec.for_length(length)
+        layers = range(*layout.layers(spec.layers))
+        return Adapter(parts, [read_layer(whole, i, parts, linears, base, layout.partition) for i in layers])
+
+    return read
 
 
 def runs_on_fast_path(folder: Path, settings: EngineSettings) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,8 +18,6 @@ from services.errors import ModelError
 from services.models.gguf_index import KINDS, GgufIndex
 from services.models.gguf_mapped import MappedGguf
 from services.models.weights_files import weights_files
-
-_TEXT_PART = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?(?P<head>lm_head\.)?")
 
 
 class Tensors(Protocol):
@@ -123,11 +120,6 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
-
-
-def text_name(name: str) -> str:
-    """The name of a checkpoint's tensor in the text model alone, which may be a part of another."""
-    return _TEXT_PART.sub(lambda found: found["head"] or "model.", name)
 
 
 def _open(file: Path) -> Any:

@@ -23,7 +23,9 @@
 --   ageing         us that one class is worth in the queue; 0: the order is by arrival alone
 --   waited         us since the arrival of a request that the pool lost; else 0
 --   queue_timeout  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
+--   adapter        the digest of its adapter, or ""
 --   trace          its trace context (opaque), or ""
+--   remember       whether drafts of its tenant's later requests may repeat its text
 -- Reply, by name; the error OOM if the server's memory is full and the group does not exist
 --   request        under which the group lives
 --   existed        1 if it existed
@@ -105,6 +107,12 @@ redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", 
   "ageing", ageing, "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
 if args.trace ~= "" then
   redis.call("HSET", group_key, "trace", args.trace)
+end
+if args.remember then
+  redis.call("HSET", group_key, "remember", 1)
+end
+if args.adapter ~= "" then
+  redis.call("HSET", ADAPTED, request, args.adapter)
 end
 if args.queue_timeout > 0 then
   redis.call("ZADD", DEADLINES, arrival + args.queue_timeout, request)

@@ -94,7 +94,8 @@ def test_drafts(tmp_path: Path) -> None:
     status, found = bench(tmp_path, "drafts", model=("--model", str(folder)))
     assert (status, found["failed"]) == (0, {})
     kinds = [one["drafts"] for one in found["parts"]["drafts"]]
-    assert kinds == ["editing", "summary", "chat", "schema", "0 right", "0.5 right", "0.9 right", "1 right"]
+    texts = ["editing", "summary", "chat", "schema", "chat again", "schema again"]
+    assert kinds == [*texts, "0 right", "0.5 right", "0.9 right", "1 right"]
 
 
 @pytest.mark.parametrize("form", FORMATS)

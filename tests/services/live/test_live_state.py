@@ -87,7 +87,7 @@ def test_the_state_of_engines(demo: bool) -> None:
     seats = SeatOverview("c/0", True, FIGURES, 4, gauges, ""), SeatOverview("c/1", False, None, 0, {}, "")
     recent = RecentOverviews()
     recent.add(overview({}, seats), 0.0)
-    state = recent.state(1.5, "m", demo, {"c/0": "1:a"})
+    state = recent.state(1.5, {"m": overview({}, seats)}, demo, {"c/0": "1:a"})
     first, second = state["engines"]
     pids = {"engine_pid": 17, "scheduler_pid": 0} if demo else {}
     assert first == pids | {

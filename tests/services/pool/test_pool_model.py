@@ -17,6 +17,8 @@ from services.requests import BATCH_CLASS, FEATURES
 LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=2.0)
 # bounds the expected wait: some waits exceed it by far, and none is close to it
 WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
+# learns how long clients wait: no bound that they show is close to a wait
+LEAVING = dataclasses.replace(LIMITS, max_queue_wait=5.37 * UNIT)
 RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 # two tenants, which reach bounds of their own and of both
 SHARED = dataclasses.replace(
@@ -44,7 +46,7 @@ class PoolMachine(PoolPair):
     requests = Bundle("requests")
     dead = Bundle("dead")  # ended epochs, as (seat, real, reference)
 
-    @initialize(limits=st.sampled_from([LIMITS, WAITING, RANKED, SHARED]))
+    @initialize(limits=st.sampled_from([LIMITS, WAITING, LEAVING, RANKED, SHARED]))
     def start(self, limits):
         self.open(limits)
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
@@ -62,9 +64,10 @@ class PoolMachine(PoolPair):
         new=st.integers(1, 8),
         key=st.sampled_from([None, None, "a", "b"]),
         logprobs=st.sampled_from([None, 2]),
-        needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}]),
+        needs=st.sampled_from([{}, {}, {}, {"cache_salt": "s"}, {"vector": 30}, {"adapter": "d"}]),
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
+        remember=st.booleans(),
         background=st.sampled_from([False, False, True]),
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
@@ -170,6 +173,11 @@ class PoolMachine(PoolPair):
         if give_up:
             self.both("unhold", name, holder)
 
+    @rule(version=st.integers(1, 3), registry=st.sampled_from([b"a", b"b"]))
+    def adapt(self, version, registry):
+        self.both("adapt", version, registry)
+        self.both("adapters")
+
     # --- schedulers ---
 
     @rule(seat=seats)
@@ -249,6 +257,7 @@ class PoolMachine(PoolPair):
     @rule(past=consumes(dead), room=rooms, data=st.data())
     def exchange_under_a_dead_epoch(self, past, room, data):
         seat, epochs = past
+        self.both("cancel", "never")  # the first call after an outage extends registrations
         before = self.loop.run_until_complete(self.real.overview())
         late = Exchange(seat, "", 99, self.strange_commits(seat, data), room, counters={"late": 1.0}, summary="late")
         assert not self.same_exchange(late, epochs).owned

@@ -7,7 +7,7 @@ from pool_helpers import CANCELLED, ROOM, STOP, Owner, commit, counts, group, le
 
 from services.messages import Room
 from services.pool.scripts import UNSERVED
-from services.requests import FEATURES
+from services.requests import FEATURES, OF_ADAPTERS
 
 LONGEST = 400
 EARLIER = replace(ROOM, longest=LONGEST)
@@ -34,6 +34,18 @@ async def test_only_an_engine_that_has_the_feature_claims(pool, both):
     assert await earlier.claim(EARLIER) == ["plain/0"]
     [claim, _] = (await later.exchange(room=LATER)).claims
     assert (claim.sampling.cache_salt, claim.sampling.max_new_tokens) == ("s", 4)
+
+
+async def test_only_an_engine_with_adapters_claims_a_request_that_names_one(pool, both):
+    _, later = both
+    without, digest = replace(LATER, features=tuple(set(FEATURES) - OF_ADAPTERS)), "5d" * 32
+    await later.exchange(room=replace(LATER, requests=0))
+    await (other := await Owner.take(pool, "other")).exchange(room=replace(without, requests=0))
+    await pool.submit(group("adapted", adapter=digest))
+    await pool.submit(group("plain"))
+    assert await other.claim(without) == ["plain/0"]
+    [claim] = (await later.exchange(room=LATER)).claims
+    assert (claim.id, claim.sampling.adapter) == ("adapted/0", digest)
 
 
 async def test_it_ends_with_an_error_where_no_engine_has_the_feature(pool):

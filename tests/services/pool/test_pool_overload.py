@@ -1,60 +1,19 @@
-"""Overload by clients that give up, on the reference model in virtual time."""
+"""Overload by clients that give up, with default settings: the loop and the reference model in virtual time."""
 
-import heapq
-import random
-from collections import deque
+from math import inf
 
-from pool_helpers import CANCELLED, STOP, Owner, commit, group
-
-from load.reference.pool import ReferencePool
-from services.messages import Room
-from services.pool.limits import Limits
-
-TICK = 0.1  # seconds of an iteration
-PATIENCE = 20.0  # seconds after which a client gives up
-PLACES, SERVICE = 16, 3.2  # five requests per second can be served
+from load.simulation.overload import CAPACITY, Clients, overload
+from services.loop.clock import run_in_virtual_time
 
 
-class VirtualClock:
-    def __init__(self):
-        self.time = 1e6
-
-    def now(self):
-        return self.time
+def test_engines_serve_clients_that_still_wait():
+    """Once the first clients have left, ten times the rate that can be served yields almost as many answers."""
+    found = run_in_virtual_time(overload([Clients("a", 20.0)], times=10))
+    assert found["answered"] >= 0.9 * CAPACITY
 
 
-async def answered(times, seconds):
-    """The number of answered requests of an open loop at `times` the rate that can be served."""
-    clock, draw = VirtualClock(), random.Random(0)
-    pool = ReferencePool(clock, Limits(max_queue_wait=PATIENCE / 2, keep_ended=0.0))
-    owner = await Owner.take(pool, lease=1e9)
-    leaving, running, open_, whole, sent = deque(), [], set(), 0, 0
-    for tick in range(1, round(seconds / TICK)):
-        clock.time += TICK
-        await pool.heartbeat("gateway", tick, {})
-        while sent < times * tick * TICK * PLACES / SERVICE:
-            sent += 1
-            if (await pool.submit(group(f"r{sent}", new=1))).refused is None:
-                open_.add(f"r{sent}/0")
-                leaving.append((clock.time + PATIENCE, f"r{sent}"))
-        while leaving and leaving[0][0] <= clock.time:
-            _, request = leaving.popleft()
-            if f"{request}/0" in open_:
-                open_.discard(f"{request}/0")
-                await pool.cancel(request)
-        commits = []
-        while running and running[0][0] <= clock.time:
-            _, id = heapq.heappop(running)
-            whole += id in open_
-            commits.append(commit(id, 0, 1, end=STOP if id in open_ else CANCELLED))
-            open_.discard(id)
-        reply = await owner.exchange(*commits, room=Room(PLACES - len(running), 10_000, 16))
-        for claim in reply.claims:
-            heapq.heappush(running, (clock.time + SERVICE * draw.uniform(0.5, 1.5), claim.id))
-    return whole
-
-
-async def test_engines_serve_clients_that_still_wait():
-    """Ten times the rate that can be served yields almost as many answers as twice that rate."""
-    peak, most = await answered(times=2, seconds=60), await answered(times=10, seconds=60)
-    assert most >= 0.9 * peak
+def test_a_tenant_whose_clients_leave_early_does_not_refuse_those_of_another():
+    hasty, patient = Clients("a", 5.0, share=0.9), Clients("b", inf, share=0.1)
+    found = run_in_virtual_time(overload([hasty, patient], times=3))
+    assert found["refused, a"] > 0.0
+    assert "refused, b" not in found

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pool_helpers import ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
+import pytest
+from pool_helpers import CANCELLED, ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
 
 from load.reference.bounds import MIN_SAMPLE
 from services.messages import Room
@@ -151,3 +152,92 @@ async def test_the_wait_of_the_first_does_not_count_for_a_request_ahead_of_it(po
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) in range(60, 70)
     assert await refused(pool, replace(group("early", tenant="a"), priority=0)) is None
     assert await (await Owner.take(pool)).claim() == ["early/0", "late/0"]
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_the_time_in_which_all_engines_sleep_does_not_count(pools, awake):
+    pool = await pools(max_queue_wait=MOST)
+    sleeper, other = await Owner.take(pool), await Owner.take(pool, seat="c/1")
+    await other.exchange(gauges={"ready": 1.0, "sleep": 0.0 if awake else 3.0})
+    await pool.submit(group("wakes it", n=MIN_SAMPLE, tenant="a"))
+    for _ in range(30):
+        await let_wait(pool, 4.5)
+        await sleeper.exchange(gauges={"ready": 1.0, "sleep": 2.0})
+    waits = await refused(pool, group("waits, too", tenant="a"))
+    assert waits > 100 if awake else waits is None
+
+
+def waiting(request, seconds, **more):
+    """A request of tenant a that has waited for so many seconds."""
+    return replace(group(request, tenant="a"), waited=seconds, **more)
+
+
+async def leave(pool, owner, seconds, waited, **more):
+    """A client leaves `seconds` after its request was claimed, which had waited for `waited` seconds."""
+    await pool.submit(waiting("left", waited, **more))
+    assert await owner.claim(replace(ROOM, requests=1)) == ["left/0"]
+    let_time_pass(pool, seconds)
+    await pool.cancel("left")
+    await owner.exchange(commit("left/0", 0, end=CANCELLED))
+    await pool.delete("left")
+
+
+async def limit(pool, tenant):
+    """The most seconds that a request of the tenant may wait now, rounded up: the limit that a refusal names."""
+    await pool.submit(waiting("waits", 1000.0, tenant=tenant))
+    refusal = (await pool.submit(group("refused", tenant=tenant))).refused
+    await pool.cancel("waits")
+    await pool.delete("waits")
+    return refusal.limit
+
+
+async def test_requests_wait_no_longer_than_clients_of_the_tenant_are_seen_to_wait(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    for tenant in "ab":
+        await pool.submit(replace(group(f"kept {tenant}", tenant=tenant), background=True))
+    assert len(await owner.claim(WIDE)) == 2
+    await leave(pool, owner, seconds=2.0, waited=18.0)
+    assert await limit(pool, "a") == 39, "a quarter of the way from 50 to a quarter of 20"
+    assert await limit(pool, "b") == MOST
+    for _ in range(20):
+        await leave(pool, owner, seconds=2.0, waited=18.0)
+    assert await limit(pool, "a") == 6
+    for i in range(10):
+        await pool.submit(waiting(f"whole {i}", 30.0))
+        assert await owner.claim(replace(ROOM, requests=1)) == [f"whole {i}/0"]
+        await owner.exchange(commit(f"whole {i}/0", 0, 1, end=STOP))
+    assert await limit(pool, "a") == 7, "a whole answer gives back a 300th of its wait"
+
+
+async def test_only_a_client_that_leaves_because_of_the_wait_shows_how_long_clients_wait(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    await pool.submit(waiting("kept", 0.0, background=True))
+    assert await owner.claim() == ["kept/0"]
+    await leave(pool, owner, seconds=100.0, waited=18.0)  # it left for another reason
+    await leave(pool, owner, seconds=0.0, waited=0.5)
+    await leave(pool, owner, seconds=2.0, waited=18.0, resumable=True)  # it may come back
+    await leave(pool, owner, seconds=2.0, waited=18.0, background=True)
+    await pool.submit(waiting("waiting", 18.0))
+    await pool.cancel("waiting")  # it cost nothing
+    assert await limit(pool, "a") == MOST
+
+
+async def test_a_request_that_has_waited_longer_than_clients_do_goes_behind_once(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    await pool.submit(waiting("kept", 0.0, background=True))
+    assert await owner.claim() == ["kept/0"]
+    for _ in range(30):
+        await leave(pool, owner, seconds=2.0, waited=18.0)
+    await pool.submit(group("fresh", tenant="a"))
+    await pool.submit(waiting("late", 30.0))
+    await pool.submit(waiting("nobody waits", 29.0, background=True))
+    ids = [await owner.claim(replace(ROOM, requests=1)) for _ in range(2)]
+    assert ids == [["nobody waits/0"], ["fresh/0"]]
+    assert await refused(pool, group("next", tenant="a")) is None, "a late request does not go before others"
+    await pool.cancel("next")
+    let_time_pass(pool, 40.0)
+    await pool.submit(group("after", tenant="a"))
+    assert await owner.claim(replace(ROOM, requests=1)) == ["late/0"], "it goes before those that come 50 s after it"

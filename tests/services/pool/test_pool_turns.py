@@ -1,7 +1,7 @@
 """Turns: tenants take turns by tokens served, none starves, and a tenant that is gone leaves nothing behind."""
 
 import pytest
-from pool_helpers import STOP, Owner, commit, keys
+from pool_helpers import STOP, Owner, commit, keys, let_time_pass
 from tenant_helpers import ONE, RANKED, WIDE, end, flood, in_order, of
 
 from services.messages import Room
@@ -48,7 +48,7 @@ async def test_a_tenant_saves_up_no_turns_while_nothing_waits(pools):
     await owner.claim(WIDE)
     await flood(pool, "b", 3)
     await pool.submit(of("a", "a9"))
-    assert await in_order(owner) == ["b0", "b1", "a9", "b2"], "b joins with the counter that a had before its last turn"
+    assert await in_order(owner) == ["b0", "a9", "b1", "b2"], "b joins with the counter that a had before its last turn"
 
 
 async def test_a_requeued_request_is_charged_once_and_goes_first(pools):
@@ -134,3 +134,15 @@ async def test_a_request_that_outlives_its_tenants_counters_leaves_nothing(serve
     assert 0 < await pool._server.command("PTTL", f"{pool._prefix}turn:a") <= 3_600_000
     await flood(pool, "b", 2)
     assert await in_order(owner) == ["b0", "b1"]
+
+
+async def test_of_equal_counters_a_tenant_that_joins_goes_before_one_that_has_just_had_a_turn(pools):
+    pool = await pools()
+    owner = await Owner.take(pool)
+    await flood(pool, "b", 1)
+    await owner.claim(ONE)
+    let_time_pass(pool, 0.001)
+    await flood(pool, "a", 3)
+    assert await owner.claim(ONE) == ["a0/0"]
+    await pool.submit(of("b", "b1"))
+    assert await owner.claim(ONE) == ["b1/0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from services.messages import Claim, EngineFigures, IterationResult
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler, WarmUpTime
-from services.scheduling.drafting import PLACES, RUN, Drafting
+from services.scheduling.drafting import PLACES, REMEMBERED, RUN, Drafting, RecentTexts, Text
 
 MOST = 6
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -28,7 +29,7 @@ def suffix(text: list[int], end: int, place: int) -> int:
 
 @given(texts, texts, st.integers(0, MOST))
 def test_a_draft_is_what_followed_the_longest_suffix(prompt: list[int], output: list[int], most: int) -> None:
-    drafting, text = Drafting(prompt, output), prompt + output
+    drafting, text = Drafting(Text(prompt, output), output), prompt + output
     draft, end = drafting.find(most), len(text)
     places = [place for place in range(RUN, end) if text[place - RUN : place] == text[end - RUN :]][-PLACES:]
     if end <= RUN or not places:
@@ -43,10 +44,11 @@ def test_a_draft_is_what_followed_the_longest_suffix(prompt: list[int], output: 
 @given(st.lists(texts, max_size=8))
 def test_a_text_that_grows_is_indexed_as_one_that_is_whole(pieces: list[list[int]]) -> None:
     output: list[int] = []
-    growing = Drafting([1, 2, 3, 1, 2], output)
+    growing = Drafting(Text([1, 2, 3, 1, 2], output), output)
     for piece in pieces:
         output += piece
-        assert growing.find(MOST) == Drafting([1, 2, 3, 1, 2], list(output)).find(MOST)
+        whole = Text([1, 2, 3, 1, 2], list(output))
+        assert growing.find(MOST) == Drafting(whole, list(output)).find(MOST)
 
 
 def run(
@@ -91,3 +93,105 @@ def test_drafts_that_are_right_are_worth_it_where_tokens_cost_little() -> None:
 def test_hardly_anything_is_drafted_where_tokens_cost_as_much_together_as_one_after_another() -> None:
     _, guesses = run(0.6, 0.0, 0.01, requests=8)
     assert guesses < 0.02 * 8 * 200  # some, before the costs are known
+
+
+def drafts_of(
+    claim: Claim, before: Claim, answer: list[int], later: float = 0.0, remember_seconds: float = 60.0
+) -> list[list[int]]:
+    """Return the drafts of a request that gets the tokens of `answer`, `later` seconds after `before` got them."""
+    time = 0.0
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 4096, 4096, 16, 100, "n", verifies_drafts=True),
+        knobs=Knobs(num_speculative_tokens=MOST, remember_seconds=remember_seconds),
+        warm_up=WarmUpTime(64, 1.0),
+        now=lambda: time,
+    )
+    drafts: list[list[int]] = []
+    for one in (before, claim):
+        scheduler.add([one])
+        drafts = []
+        outputs: list[int] = []
+        while iteration := scheduler.select():
+            drafts.append(iteration.drafts.get(one.id, []))
+            at = len(outputs)
+            right = next((i for i, t in enumerate(drafts[-1]) if t != answer[at + i]), len(drafts[-1]))
+            outputs += answer[at : at + right + 1]
+            more = {one.id: answer[at + 1 : at + right + 1]} if right else {}
+            scheduler.update(IterationResult("e", iteration.step, {one.id: answer[at]}, elapsed=1.0, more=more))
+            scheduler.take_commits()
+        time += later
+    return drafts
+
+
+PROMPT, ANSWER = [1, 2, 3, 4, 5], [*range(10, 40)]
+FIRST = Claim("0", 0.0, PROMPT, [], SamplingParams(len(ANSWER)), remember=True)
+SECOND = Claim("1", 1.0, [6, *PROMPT], [], SamplingParams(len(ANSWER)))
+
+
+def test_a_text_of_the_tenant_is_repeated() -> None:
+    drafts = drafts_of(SECOND, FIRST, ANSWER)
+    assert len(drafts) < len(ANSWER) / 2
+    assert all(draft == ANSWER[ANSWER.index(draft[0]) :][: len(draft)] for draft in drafts if draft)
+
+
+OTHERS = {
+    "another tenant": (replace(FIRST, tenant="other"), 0.0),
+    "another salt": (replace(FIRST, sampling=replace(FIRST.sampling, cache_salt="s")), 0.0),
+    "not to be remembered": (replace(FIRST, remember=False), 0.0),
+    "forgotten": (FIRST, 61.0),
+}
+
+
+@pytest.mark.parametrize(("before", "later"), OTHERS.values(), ids=OTHERS)
+def test_other_texts_are_not_repeated(before: Claim, later: float) -> None:
+    assert not any(drafts_of(SECOND, before, ANSWER, later))
+
+
+@given(st.lists(texts, min_size=1, max_size=8), texts, st.integers(1, MOST))
+def test_a_draft_from_recent_texts_follows_the_longest_suffix_there(
+    others: list[list[int]], prompt: list[int], most: int
+) -> None:
+    recent = RecentTexts(60.0)
+    for other in others:
+        recent.add(("t", ""), other, [], 0.0).grow()
+    drafting = Drafting(Text(prompt, []), [], recent.runs(("t", "")))
+    if draft := drafting.find(most):
+        found = [
+            other[place : place + most]
+            for other in [*others, prompt + draft]
+            for place in range(RUN, len(other))
+            if other[place - RUN : place] == prompt[-RUN:]
+        ]
+        assert draft in found
+    recent.forget(60.0)
+    assert recent.runs(("t", "")) is None
+
+
+def test_the_oldest_texts_are_forgotten_for_newer_ones() -> None:
+    recent = RecentTexts(60.0)
+    key, other = ("t", ""), ("u", "")
+    recent.add(other, [*range(9)], [], 0.0).grow()
+    for first in range(0, 20 * REMEMBERED // 8, REMEMBERED // 8):
+        recent.add(key, [*range(first, first + REMEMBERED // 8)], [], 0.0)
+    assert recent.runs(other) is None
+    assert recent.runs(key) is not None
+    recent.add(("v", ""), [0] * (REMEMBERED // 8 + 1), [], 0.0)
+    assert recent.runs(("v", "")) is None
+
+
+def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 4096, 4096, 16, 100, "n", verifies_drafts=True),
+        knobs=Knobs(num_speculative_tokens=MOST),
+        warm_up=WarmUpTime(64, 1.0),
+    )
+    scheduler.add([SECOND])
+    first = scheduler.select()
+    assert first
+    assert first.wants_forced
+    scheduler.update(IterationResult("e", first.step, {"1": 10}, elapsed=1.0, forced={"1": [7, 8, 9]}))
+    second = scheduler.select()
+    assert second
+    assert second.drafts == {"1": [7, 8, 9]}

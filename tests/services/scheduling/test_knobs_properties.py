@@ -284,10 +284,10 @@ GUESSED: dict[tuple[int, ...], float] = {}  # by prompt: the share of guesses th
 
 def guess(drafting: Drafting, most: int) -> list[int]:
     """Drafts of which a given share is right, in place of those from the text."""
-    tokens = drafting._prompt + drafting._output
+    tokens = drafting._text._prompt + drafting._output
     drawn = random.Random(hash(tuple(tokens)))
     guesses = expected(tokens, most)
-    share = GUESSED[tuple(drafting._prompt)]
+    share = GUESSED[tuple(drafting._text._prompt)]
     return [token if drawn.random() < share else drawn.randrange(VOCABULARY) for token in guesses]
 
 

@@ -150,6 +150,47 @@ def test_guests_leave_each_tenant_a_place_and_each_new_one_gets_one(order: Liter
     assert s.scheduler.room().guests == 0, "more tenants than places"
 
 
+def test_a_tenant_with_two_places_less_than_another_has_guests_too() -> None:
+    s = scripted(batch=4)
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("flood", "a3", 3), of("b", "b1", 4)])
+    s.step()
+    assert (s.scheduler.room().guests, s.scheduler.room().tenants) == (2, ["flood"])
+    s.scheduler.add([of("b", "b2", 9), of("b", "b3", 9)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2", "b1", "b2"]
+    assert s.scheduler.room().tenants == ["b", "flood"]
+    s.step()
+    assert list(s.batch) == ["a1", "a2", "b1", "b2"], "the paused request takes no place of a guest"
+
+
+def test_a_guest_enters_before_requests_of_others_that_were_claimed_for_free_places() -> None:
+    s = scripted(batch=3)
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("flood", "a3", 3, new=1)])
+    s.step()
+    s.scheduler.add([of("flood", "a4", 4), of("b", "b1", 9)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2", "b1"]
+
+
+def test_prompts_of_others_wait_while_guests_start_but_not_twice_in_a_row() -> None:
+    s = scripted(batch=4)
+    s.scheduler.add([of("flood", f"a{i}", i) for i in (1, 2)] + [of("flood", f"a{i}", i, new=1) for i in (3, 4)])
+    s.step()
+    s.scheduler.add([of("flood", "a5", 5), of("flood", "a6", 6), of("b", "b1", 9, new=1)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2", "b1"], "a place stays free"
+    s.scheduler.add([of("c", "c1", 10), of("flood", "a7", 7)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2", "c1", "a5"]
+
+
+def test_the_first_burst_on_an_idle_engine_fills_the_batch_at_once() -> None:
+    s = scripted(batch=3)
+    s.scheduler.add([of("flood", f"a{i}", i) for i in range(5)] + [of("b", "b1", 9)])
+    s.step()
+    assert list(s.batch) == ["a0", "a1", "a2"]
+
+
 def test_a_paused_request_continues_while_blocks_are_short() -> None:
     s = scripted(blocks=6, knobs=Knobs(2, admission="on_demand"))
     s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2)])

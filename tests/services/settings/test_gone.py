@@ -20,7 +20,18 @@ BEFORE = Path(__file__).with_name("settings_before.yaml")
 NAMES_BEFORE = yaml.safe_load(BEFORE.read_text())
 MOST = 70
 # each came with a feature of its own, and counts apart
-SINCE = {"allow_control_tokens", "hf_overrides", "speculative_config"}
+SINCE = {
+    "allow_control_tokens",
+    "enable_lora",
+    "hf_overrides",
+    "lora_dir",
+    "lora_modules",
+    "max_lora_rank",
+    "models",
+    "operator_api_key",
+    "sleep_idle_seconds",
+    "speculative_config",
+}
 
 
 @pytest.fixture(autouse=True)

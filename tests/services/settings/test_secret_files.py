@@ -129,6 +129,35 @@ def test_an_error_in_the_url_does_not_repeat_it(url: str) -> None:
     assert "hidden" not in str(raised.value)
 
 
+@pytest.mark.parametrize("as_list", [True, False])
+def test_the_operator_s_key_may_be_in_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture, as_list: bool) -> None:
+    file = tmp_path / "operator"
+    file.write_text("hidden-word\n")
+    file.chmod(0o644)
+    given = [str(file)] if as_list else str(file)
+    settings = load(operator_api_key=given)
+    assert settings.operator_api_key == (digest_of("hidden-word"),)
+    assert load(**settings.with_key_hashes()).operator_api_key == settings.operator_api_key
+    assert load(**settings.without_secrets()).operator_api_key == ()
+    assert "hidden-word" not in repr(settings)
+    assert [message for message in caplog.messages if "use mode 600" in message]
+    file.write_text("hidden word")
+    with pytest.raises(UsageError, match=r"operator_api_key: .*operator: holds not one key") as raised:
+        load(operator_api_key=given)
+    assert "hidden" not in str(raised.value)
+
+
+def test_an_operator_s_key_that_is_taken_for_a_file_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match=r"operator_api_key: .*no file that is there") as raised:
+        load(operator_api_key="/hidden")
+    assert "hidden" not in str(raised.value)
+
+
+def test_the_operator_s_key_is_no_tenant_s() -> None:
+    with pytest.raises(UsageError, match="operator_api_key is the key of a tenant too"):
+        load(operator_api_key="k", api_keys={"k": "alice"})
+
+
 def test_keys_are_kept_as_hashes_and_schedulers_get_none() -> None:
     settings = load(api_key=["one-key", digest_of("other-key")])
     assert settings.tenants == {digest_of("one-key"): "default", digest_of("other-key"): "default"}

@@ -240,6 +240,11 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"demo": True, "host": "0.0.0.0", "api_key": ["k"]}, "demo.*host.*'0.0.0.0'"),
         ({"demo": True, "disable_ui": True}, "demo.*disable_ui"),
         ({"demo": True, "host": "a.example"}, "demo.*host.*'a.example'"),
+        ({"lora_modules": ["a=/x"]}, "lora_modules: set enable_lora"),
+        ({"enable_lora": True, "lora_modules": ["a=/x", "a=/y"]}, "lora_modules: 'a' is named twice"),
+        ({"enable_lora": True, "lora_modules": ["/x"]}, "lora_modules: '/x' is neither NAME=PATH nor"),
+        ({"enable_lora": True, "lora_modules": ['{"name": "a"}']}, "lora_modules.0.path"),
+        ({"enable_lora": True, "max_lora_rank": 257}, "max_lora_rank"),
         ({"api_key": [""]}, "api_key.*empty"),
         ({"api_keys": {"": "alice"}}, "api_keys.*empty"),
         ({"api_key": ["k"], "api_keys": {"k": "alice"}}, "api_key.*'alice'.*api_keys"),
@@ -249,6 +254,23 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
 def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         load(**flags)
+
+
+def test_modules_of_adapters_have_the_forms_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = '{"name": "b", "path": "/y", "base_model_name": "m", "tenants": ["t"]}'
+    settings = load(enable_lora=True, lora_modules=["a=/x=1", own])
+    assert [(one.name, str(one.path), one.tenants) for one in settings.lora_modules] == [
+        ("a", "/x=1", ()),
+        ("b", "/y", ("t",)),
+    ]
+    assert load(**settings.without_secrets()).lora_modules == settings.lora_modules
+    assert list(map(str, settings.lora_modules)) == [
+        "a=/x=1",
+        '{"name":"b","path":"/y","base_model_name":"m","tenants":["t"]}',
+    ]
+    for text in ("a=/x b=/y", '["a=/x", {"name": "b", "path": "/y"}]'):
+        monkeypatch.setenv("ORCA_LORA_MODULES", text)
+        assert [str(one) for one in load(enable_lora=True).lora_modules] == ["a=/x", "b=/y"]
 
 
 def test_generated_documents_are_up_to_date() -> None:
@@ -278,6 +300,17 @@ def test_the_earliest_class_of_a_tenant(asked, keys, expected):
         ({"engines": 4, "max_engines": 3}, "engines=4 must be from min_engines=1 to max_engines=3"),
         ({"engines": 1, "min_engines": 2, "max_engines": 3}, "engines=1 must be from min_engines=2"),
         ({"engines": 2, "min_engines": 2}, "min_engines=2 needs max_engines"),
+        ({"min_engines": 0}, "min_engines=0 needs sleep_idle_seconds"),
+        (
+            {
+                "min_engines": 0,
+                "sleep_idle_seconds": 1,
+                "engines": 2,
+                "max_engines": 2,
+                "redis_url": "0=redis://h 1=redis://i",
+            },
+            "names 2 shards, min_engines=1",
+        ),
         ({"gateways": 4, "max_gateways": 3}, "max_gateways=3 is less than gateways=4"),
     ],
 )

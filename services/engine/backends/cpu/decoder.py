@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.engine.backends.cpu.adapters import CpuAdapters
 from services.engine.backends.cpu.packed import PackedMatrix, PackedModel, PackedTable, WeightKind
 from services.engine.backends.cpu.structs import Batch, Heads, InputsOfLayers, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
@@ -76,6 +77,7 @@ class CpuDecoder(RankDecoder):
             buffers=library.orca_new_buffers(),
         )
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
+        self.adapters: CpuAdapters = CpuAdapters(library.orca_width() // 2, part.gated)
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self.parallel = part.parallel
         self._embedding, self._positions = packed.embedding, packed.positions
@@ -186,7 +188,7 @@ class CpuForwardPass:
     """See ForwardPass."""
 
     def __init__(self, decoder: CpuDecoder, batch: FlatBatch) -> None:
-        self._decoder, self._batch, self._struct = decoder, batch, as_struct(batch)
+        self._decoder, self._batch, self._struct = decoder, batch, as_struct(batch, decoder.adapters)
 
     def embed(self) -> torch.Tensor:
         return self._decoder.embed(self._batch)
@@ -208,13 +210,18 @@ class CpuForwardPass:
         return self._decoder.logits(self._struct, x, self._batch.ends if tokens is None else tokens)
 
 
-def as_struct(batch: FlatBatch) -> Batch:
-    """The batch for C++, valid as long as `batch` lives."""
+def as_struct(batch: FlatBatch, adapters: CpuAdapters) -> Batch:
+    """The batch for C++, valid as long as `batch` lives and has its adapters."""
+    rows, strips = adapters.rows(batch.adapted)
     return Batch(
         len(batch.input_ids),
         len(batch.contexts),
         len(batch.wanted),
         *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.wanted)),
+        None,
+        rows,
+        len(rows),
+        strips,
     )
 
 

@@ -130,6 +130,24 @@ class Model(Structure):
     )
 
 
+class LowRank(Structure):
+    _fields_ = (
+        ("a", c_void_p),
+        ("scales", c_void_p),
+        ("b", c_void_p),
+        ("halves", c_void_p),
+        ("strips", c_int32),
+    )
+
+
+class AdaptedRows(Structure):
+    _fields_ = (
+        ("first", c_int32),
+        ("count", c_int32),
+        ("products", POINTER(LowRank)),
+    )
+
+
 class Batch(Structure):
     _fields_ = (
         ("tokens", c_int32),
@@ -141,4 +159,7 @@ class Batch(Structure):
         ("tables", c_void_p),
         ("logits_after", c_void_p),
         ("layer_inputs", c_void_p),
+        ("adapted", POINTER(AdaptedRows)),
+        ("adapted_count", c_int32),
+        ("strips", c_int32),
     )

@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
+from services.engine.adapters import AdapterSlots
 from services.engine.backends.stock.attention import PROBE, AttentionCall, attending
 from services.engine.backends.stock.masks import MaskRequest
 from services.engine.batch.flat_batch import FlatBatch, Numbers
@@ -42,6 +43,7 @@ class StockEncoder:
         self.weight_dtype = self.cache_dtype = model.dtype
         self.weight_bytes = model.dtype.itemsize
         self.reads_past_end = False
+        self.adapters: AdapterSlots | None = None
         self.memory = tensor_bytes(list(model.parameters()))
         config = model.config
         self._model, self._base, self._classifies = model, model.base_model, pooling.kind == "classify"

@@ -22,9 +22,10 @@ from services.engine.families.config import load_config, load_encoder_config
 from services.engine.families.fit import HEAD, describe_missing
 from services.engine.families.heads import head_of
 from services.engine.weights.folder import open_folder
-from services.engine.weights.tensors import Tensors, text_name
+from services.engine.weights.tensors import Tensors
 from services.errors import ModelError
 from services.models.pooling import Pooling, pooling_of
+from services.models.weights_files import text_name
 
 EMBEDDING = "embed_tokens.weight"
 

@@ -1,4 +1,4 @@
--- include: counts drop
+-- include: patience drop
 -- Bounds: which submissions are refused, and which ended groups are dropped to make room for new ones.
 --
 -- A tenant's share of a bound is the bound divided by the number of tenants that have anything in the pool. Ended groups
@@ -117,25 +117,28 @@ local function refusal_of(i, counts, own, need, limit)
     retry_after = seconds })
 end
 
--- The expected time (us) in the queue of a new sequence of this rank; `rank` = false means behind all others but lines
--- of batches. Where no rate is known, it is at least the time that the tenant's first sequence has waited, unless the
--- new sequence goes before that one.
+-- The expected time (us) in the queue of a new sequence of this rank; `rank` = false means behind all others but late
+-- ones and lines of batches. Where no rate is known, it is at least the time that the tenant's first sequence has waited,
+-- without that in which all engines slept, unless the new sequence goes before that one.
 local function expected_queue_wait(tenant, rank)
   local own, queue = counts_of(tenant), P .. "waiting:" .. tenant
-  local before = rank and redis.call("ZCOUNT", queue, "-inf", string.format("%.0f", rank)) or own.backlog
+  rank = rank or math.max(now, tonumber(redis.call("HGET", META, "rank") or 0))
+  local before = redis.call("ZCOUNT", queue, "-inf", string.format("%.0f", rank))
   local wait = expected_wait(own, before)
   if before > 0 and not rate_known(own) then
     local s = redis.call("HMGET", P .. "seq:" .. redis.call("ZRANGE", queue, 0, 0)[1], "group", "payer")
     if not s[2] then
-      wait = math.max(wait, now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival")))
+      local arrival = tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
+      wait = math.max(wait, now - math.max(arrival, tonumber(redis.call("HGET", META, "slept") or 0)))
     end
   end
   return wait
 end
 
--- The refusal of a submission that is expected to wait for more than `limit` seconds (0: no limit); false if it may
--- enter.
-local function refuse_for_wait(tenant, limit, rank)
+-- The refusal of a submission that is expected to wait for more than `most` seconds (0: no limit), or for longer than
+-- the tenant's clients are seen to wait; false if it may enter.
+local function refuse_for_wait(tenant, most, rank)
+  local limit = longest_wait(counts_of(tenant), most * 1e6) / 1e6
   local wait = limit > 0 and expected_queue_wait(tenant, rank) / 1e6 or 0
   if wait <= limit then
     return false

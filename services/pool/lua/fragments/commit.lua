@@ -1,4 +1,4 @@
--- include: end_sequence turns
+-- include: end_sequence turns patience
 -- Commits: a scheduler appends tokens to its sequences and ends them.
 
 -- The items from number `from` on (the first is 1); `items` itself if that is all, or if it is false.
@@ -52,8 +52,8 @@ end
 
 -- Applies a batch of commits of the seat, in order (its format is in notify.lua). Returns three tables by id: sequences
 -- that ended; sequences that are not, or no longer, the seat's; and, for sequences that lack tokens before the commit's
--- index, the number of tokens that they have.
-local function commit_all(seat, batch)
+-- index, the number of tokens that they have. `most_wait` is the bound on the expected wait (us).
+local function commit_all(seat, batch, most_wait)
   local ids, indices, counts, tokens, extras = unpack(batch)
   local ended, foreign, lacking, extra_of, first = {}, {}, {}, {}, 1
   if #ids == 0 then
@@ -84,6 +84,7 @@ local function commit_all(seat, batch)
         ended[id] = true
         redis.call("SREM", P .. "running:" .. seat, id)
         redis.call("SREM", P .. "cancelled:" .. seat, id)
+        learn_patience(id, most_wait)
         end_sequence(id, blob)
       end
     end

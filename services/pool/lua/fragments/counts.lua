@@ -9,12 +9,13 @@
 --   left_at, left_bytes, left_streams  recent departures: time (us) of the last one; bytes of open groups and streams,
 --                                      sums that decay with time
 --   since, claimed, took               the rate of claims (service_rate.lua)
+--   patience                           how long requests may wait (patience.lua)
 --
 -- A script reads the counts that it needs once, and `save_counts` writes those that changed. They share one field,
 -- because packing ten numbers takes a server less time than writing them as text.
 local COUNTED = { "waiting_sequences", "waiting_tokens", "bytes", "ended_bytes", "streams", "stored", "ended", "backlog",
   "running" }
-local MEASURED = { "left_at", "left_bytes", "left_streams", "since", "claimed", "took" }
+local MEASURED = { "left_at", "left_bytes", "left_streams", "since", "claimed", "took", "patience" }
 local DECAY = 10 -- seconds; time constant of the sums of departures
 local MAX_RETRY_AFTER = 120 -- seconds that a refused client is told to wait, at most
 local FREE_SHARE = 0.1 -- the share of a bound that should be free when the client tries again
@@ -119,7 +120,7 @@ local function save_counts()
       record_claims(counts)
       redis.call("HSET", key, "counts", cmsgpack.pack({ counts.waiting_sequences, counts.waiting_tokens, counts.bytes,
         counts.ended_bytes, counts.streams, counts.stored, counts.ended, counts.backlog, counts.running,
-        counts.left_at, counts.left_bytes, counts.left_streams, counts.since, counts.claimed, counts.took }))
+        counts.left_at, counts.left_bytes, counts.left_streams, counts.since, counts.claimed, counts.took, counts.patience }))
       if counts.tenant and counts.is_new then
         redis.call("SADD", HOLDERS, counts.tenant)
       end

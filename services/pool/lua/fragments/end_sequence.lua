@@ -23,6 +23,7 @@ local function end_group(request, group)
   redis.call("ZADD", P .. "ended:" .. group.tenant, now, request)
   redis.call("ZREM", ABANDONED, request)
   redis.call("ZREM", DEADLINES, request)
+  redis.call("HDEL", ADAPTED, request)
   add_to_counts(group.tenant, "ended_bytes", group.bytes)
   add_to_counts(group.tenant, "stored", 1)
   if group.stream == "1" then

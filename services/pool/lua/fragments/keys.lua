@@ -8,6 +8,7 @@ local ABANDONED, ORPHANS, DEADLINES = P .. "abandoned", P .. "orphans", P .. "de
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local WANTED, CONFIGURED = P .. "wanted", P .. "configured"
 local GATEWAYS = P .. "gateways"
+local ADAPTERS, ADAPTED = P .. "adapters", P .. "adapted"
 
 -- The cluster and the index of a seat, which is named <cluster>/<index>; nil for other names.
 local function cluster_of(seat)

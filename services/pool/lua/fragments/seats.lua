@@ -62,8 +62,8 @@ local function strike(seat, id, soft)
 end
 
 -- Gives soft strikes after the seat's owner died or fell silent, where nothing says which sequences were in an iteration.
--- The suspect of the lowest rank gets one, because it ran alone; without a suspect, all sequences get one, or all but
--- lines of batches where both ran.
+-- The first suspect in the order of the queue gets one, because it ran alone; without a suspect, all sequences get one, or
+-- all but lines of batches where both ran.
 local function strike_softly(seat)
   local lines, others, first, least = {}, {}, nil, math.huge
   for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
@@ -75,7 +75,7 @@ local function strike_softly(seat)
   for _, one in ipairs(#others > 0 and others or lines) do
     local strikes = strikes_of(one[1])
     ids[#ids + 1] = one[1]
-    if strikes >= SUSPECT and one[2] < least then
+    if strikes >= SUSPECT and (one[2] < least or one[2] == least and one[1] < first) then
       first, least = one[1], one[2]
     end
   end

@@ -1,7 +1,8 @@
 -- include: begin class
 -- Tenants take turns by tokens served, as in the Virtual Token Counter (VTC) of "Fairness in Serving Large Language
 -- Models" (OSDI 2024). The next turn belongs to the tenant whose first sequence is of the lowest class; among those, to
--- the one with the lowest counter; among those, to the one whose first sequence has the lowest rank.
+-- the one with the lowest counter; among those, to the one whose last turn was first, or whose
+-- first sequence has the lowest rank, if it had none. So a tenant that joins goes before one that has just had a turn.
 local PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2 -- what a token adds to its tenant's counter, as in the VTC paper
 local CHARGED_AT_ONCE = 8 -- output tokens of a running sequence; charging each one would cost more
 local COUNTERS_KEPT = 3600000 -- ms that a tenant's counters are kept while nothing of it waits
@@ -59,7 +60,7 @@ update_turn = function(tenant, skipped)
       redis.call("HSET", key, "counter", counter, counter, string.format("%.0f", count))
       redis.call("PERSIST", key)
     end
-    turn = string.format("%016.0f%016.0f", count, tonumber(first[2])) .. tenant
+    turn = string.format("%016.0f%016.0f", count, tonumber(had[5] or first[2])) .. tenant
   elseif not skipped then
     redis.call("HDEL", key, "counter")
     redis.call("PEXPIRE", key, COUNTERS_KEPT)

@@ -9,6 +9,14 @@
 
 #include "vectors.h"
 
+struct LowRank;
+
+// Rows with one adapter, and what that adds to each product: [layers][CHANGED], see low_rank.h.
+struct AdaptedRows {
+    int32_t first, count;
+    const LowRank* products;
+};
+
 struct Batch {
     int32_t tokens, requests, wanted;
     const int32_t* starts;        // [requests + 1], flat index of each request's first token
@@ -17,6 +25,9 @@ struct Batch {
     const int32_t* tables;        // block ids
     const int32_t* logits_after;  // [wanted], flat indices of tokens
     const float* layer_inputs;    // [tokens, all layers, numbers], see LayerInputs; or null
+    const AdaptedRows* adapted;   // [adapted_count], in the order of rows
+    int32_t adapted_count;
+    int32_t strips;               // the most of any of their products
 
     int length(int request) const { return starts[request + 1] - starts[request]; }
 };

@@ -43,12 +43,13 @@ void with_input(const Matrix& matrix, const Work& work) {
 
 // Makes room for slices of up to `rows` rows.
 template <class Input>
-void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
+void prepare(Buffers& buffers, const Model& model, int crews, int rows, int strips = 0) {
     if (int(buffers.inputs.size()) < crews) buffers.inputs.resize(crews);
     for (int crew = 0; crew < crews; ++crew) {
         ProductInputs& inputs = buffers.inputs[crew];
         grow(inputs.narrow, Input::floats(rows, model.hidden));
         grow(inputs.wide, Input::floats(rows, model.widest));
+        grow(inputs.low, size_t(rows) * strips * LANES);
         if (model.layers->mlp_post_norm.weight) grow(inputs.change, size_t(rows) * model.hidden);
     }
 }
@@ -79,7 +80,7 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
     Buffers& buffers = *model.buffers;
     const auto lower = [](const Slice& one, const Slice& other) { return one.count < other.count; };
     const int rows = std::max_element(slices.begin(), slices.end(), lower)->count;
-    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, rows);
+    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, rows, batch.strips);
     grow(buffers.qkv, size_t(batch.tokens) * model.qkv_width);
     const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED_FORWARD : WRITE_KV); };
     std::vector<int> passes = passes_of(step_of(first), step_of(last));
@@ -165,7 +166,7 @@ void add_change(const Model& model, const Batch& batch, int half, const float* c
     const Layer& layer = model.layers[half / 2];
     const bool is_mlp = half % 2, more = is_mlp && layer.inputs.gate.panels;
     const Norm& post = is_mlp ? layer.mlp_post_norm : layer.attention_post_norm;
-    const Slice all{0, batch.tokens, Tiles(batch.tokens), {}, true};
+    const Slice all{0, batch.tokens, Tiles(batch.tokens), {}, true, {}, {}};
     if (more) prepare<Input>(*model.buffers, model, 1, all.count);
     together(model.threads, [&](Member& member) {
         add_norms(member, model, post, change, batch.tokens, is_mlp && !more ? layer.scale : 1.0f, x);
@@ -178,7 +179,7 @@ void add_change(const Model& model, const Batch& batch, int half, const float* c
 template <class Input>
 void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, int count, float* x, float* logits) {
     Buffers& buffers = *model.buffers;
-    const Slice all{0, count, Tiles(count), {}, true};
+    const Slice all{0, count, Tiles(count), {}, true, {}, {}};
     prepare<Input>(buffers, model, 1, all.count);
     together(model.threads, [&](Member& member) {
         SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};

@@ -43,10 +43,12 @@ struct AddShared {
     const float* logits;  // `step` numbers apart
     int step;
     float* to;
+    Added added;
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
         finish(down, panel, sums);
+        added(panel, row, sums);
         for (size_t r = 0; r < R; ++r) {
             const float share = 1.0f / (1.0f + std::exp(-logits[(row + r) * step]));
             for (int half = 0; half < 2; ++half) {
@@ -144,9 +146,10 @@ private:
     // Adds what the MLP computes that all tokens go through.
     void add_shared() {
         const Input inner = run.activated(layer);
-        if (!experts.has_shared_gate()) return run.product(layer.down, inner, run.to, true, MLP);
+        const Added changes = run.added(layer, CHANGED_DOWN, inner, layer.down.inputs);
+        if (!experts.has_shared_gate()) return run.product(layer.down, inner, run.to, true, MLP, changes);
         const float* logits = routing.logits.data() + experts.count;
-        inner.multiply(crew, layer.down, AddShared{layer.down, logits, experts.router.outputs, run.to}, Nothing());
+        inner.multiply(crew, layer.down, AddShared{layer.down, logits, experts.router.outputs, run.to, changes}, Nothing());
     }
 
     // Adds each token's outputs, best first, and the sum to x; to other memory than x, the sum is written.

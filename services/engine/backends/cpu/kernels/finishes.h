@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "low_rank.h"
 #include "pointwise.h"
 
 // Multiplies a panel's sums by the scales and adds the bias. Sums of columns past the last one are undefined.
@@ -29,12 +30,12 @@ inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
     }
 }
 
-// A product whose rows are written, or added, to `to` [rows, outputs]. An adapter (LoRA) would add its rows' B(Ax)
-// here.
+// A product whose rows are written, or added, to `to` [rows, outputs].
 struct Product {
     const Matrix& matrix;
     float* to;
     bool add;
+    Added added = {};
 
     template <class Crew, class Input>
     void run(Crew& crew, const Input& rows) const {
@@ -44,6 +45,7 @@ struct Product {
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
         finish(matrix, panel, sums);
+        added(panel, row, sums);
         float* at = to + size_t(row) * matrix.outputs + panel * WIDTH;
         const int columns = matrix.outputs - panel * WIDTH;
         if (columns < WIDTH)
@@ -107,10 +109,12 @@ struct Activated {
     const Matrix& up;
     int depth;
     const Input& to;
+    Added added = {};
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
         finish(up, panel, sums);
+        added(panel, row, sums);
         if (model.swiglu_limit > 0) clamp_gated(sums, model.swiglu_alpha, model.swiglu_limit);
         const bool gated = model.gated;
         for (int half = 0; half < (gated ? 1 : 2); ++half) {

@@ -51,6 +51,12 @@ public:
         }
     }
 
+    // The numbers of rows of one tile: those of a depth are neighbours, and the next depth is `along` further.
+    const float* tile(int row, int, int& along) const {
+        along = tiles_.height;
+        return place(row, 0);
+    }
+
     // Prefetches, for writing, `numbers` of a tile's rows from `at` on.
     void expect(int row, int at, int numbers) const {
         const float* to = place(row, at);
@@ -105,6 +111,16 @@ public:
     }
 
     void expect(int, int, int) const {}
+
+    // See TiledInput. Valid until this thread's next call.
+    const float* tile(int row, int count, int& along) const {
+        thread_local Numbers memory;
+        if (memory.size() < size_t(depth_) * count) memory.resize(size_t(depth_) * count);
+        for (int r = 0; r < count; ++r)
+            for (int k = 0; k < depth_; ++k) memory[size_t(k) * count + r] = to_float(to_[size_t(row + r) * stride_ + k]);
+        along = count;
+        return memory.data();
+    }
 
     template <class Crew, class Finish, class Expect>
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {

@@ -73,9 +73,16 @@ struct SliceRun {
         done(NORMS);
     }
 
-    void product(const Matrix& matrix, const Input& rows, float* to, bool add, Phase phase) {
-        Product{matrix, to, add}.run(crew, rows);
+    void product(const Matrix& matrix, const Input& rows, float* to, bool add, Phase phase, const Added& added = {}) {
+        Product{matrix, to, add, added}.run(crew, rows);
         done(phase);
+    }
+
+    // What the rows' adapters add to a product of a layer. Valid until the next call.
+    Added added(const Layer& layer, Changed product, const Input& rows, int depth) {
+        if (slice.adapted.empty()) return {};
+        const int of_layer = int(&layer - model.layers) * CHANGED;
+        return {crew, slice, of_layer + product, rows, depth, batch.strips, inputs.low.data()};
     }
 
     // Caps logits [rows, vocabulary].
@@ -88,7 +95,8 @@ struct SliceRun {
     // The input of an MLP's second product, from the rows of `narrow`.
     Input activated(const Layer& layer) {
         const Input inner = wide(layer.down.inputs);
-        const Activated<Input> to{model, layer.up, layer.down.inputs, inner};
+        const Activated<Input> to{model, layer.up, layer.down.inputs, inner,
+                                  added(layer, CHANGED_UP, narrow(), model.hidden)};
         narrow().multiply(crew, layer.up, to, [&](auto... at) { to.expect(at...); });
         return inner;
     }
@@ -102,7 +110,7 @@ struct SliceRun {
         const Input inner = wide(numbers);
         const TimesInputs<Input> times{model, layer.inputs.gate, of_tokens, step, inner};
         narrow().multiply(crew, layer.inputs.gate, times, Nothing());
-        add(layer.inputs.down, inner, layer.inputs.norm, MLP, false, layer.scale);
+        add(layer.inputs.down, inner, layer.inputs.norm, MLP, {}, false, layer.scale);
     }
 
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
@@ -125,10 +133,11 @@ private:
     }
     // Adds a product to x, or its norm if there is `post`, and then scales x. To other memory than x, the product is
     // written, unless there is something already: `onto`.
-    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase, bool onto = false, float scale = 1) {
+    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase, const Added& added, bool onto = false,
+             float scale = 1) {
         float* own = to + size_t(slice.first) * model.hidden;
-        if (to != x || !post.weight) return product(matrix, rows, own, onto || to == x, phase);
-        product(matrix, rows, inputs.change.data(), false, phase);
+        if (to != x || !post.weight) return product(matrix, rows, own, onto || to == x, phase, added);
+        product(matrix, rows, inputs.change.data(), false, phase, added);
         add_norms(crew, model, post, inputs.change.data(), slice.count, scale, own);
         done(NORMS);
     }
@@ -136,7 +145,8 @@ private:
     // Computes queries, keys and values, and writes the latter two to the cache.
     void write_kv(const Layer& layer) {
         norm(layer.attention_norm);
-        product(layer.qkv, narrow(), qkv(layer) + size_t(slice.first) * width(layer), false, PROJECTIONS);
+        const Added changes = added(layer, CHANGED_QKV, narrow(), model.hidden);
+        product(layer.qkv, narrow(), qkv(layer) + size_t(slice.first) * width(layer), false, PROJECTIONS, changes);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
             for (int t = slice.first + begin; t < slice.first + end; ++t)
                 with_cache(layer, [&](const auto& cache) { write_token(layer, cache, t); });
@@ -148,7 +158,8 @@ private:
         const Heads& heads = heads_of(layer);
         const Input outputs = wide(heads.queries * heads.dim);
         with_cache(layer, [&](const auto& cache) { attend_to(layer, cache, outputs); });
-        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS, model.parallel);
+        const Added changes = added(layer, CHANGED_OUTPUT, outputs, layer.output.inputs);
+        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS, changes, model.parallel);
     }
 
     void feed_forward(const Layer& layer) {
@@ -167,7 +178,9 @@ private:
 
     void multiply_mlp(const Layer& layer) {
         const bool more = layer.inputs.gate.panels;
-        add(layer.down, activated(layer), layer.mlp_post_norm, MLP, false, more ? 1.0f : layer.scale);
+        const Input inner = activated(layer);
+        const Added changes = added(layer, CHANGED_DOWN, inner, layer.down.inputs);
+        add(layer.down, inner, layer.mlp_post_norm, MLP, changes, false, more ? 1.0f : layer.scale);
         if (more && to == x) add_inputs(layer);
     }
 

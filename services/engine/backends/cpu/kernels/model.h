@@ -45,9 +45,9 @@ struct Layer {
 enum class Activation : int32_t { SILU, GELU, RELU_SQUARED, GELU_ERF };
 
 // What steps pass to each other. The inputs of products: of the hidden size, and wider ones. The results of products
-// that are normalised before they are added to x. They grow as needed.
+// that are normalised before they are added to x. The results of adapters' first products. They grow as needed.
 struct ProductInputs {
-    Numbers narrow, wide, change;
+    Numbers narrow, wide, change, low;
 };
 
 struct Buffers {

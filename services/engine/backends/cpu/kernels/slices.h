@@ -9,6 +9,22 @@ struct Slice {
     Tiles tiles;
     std::vector<std::vector<Span>> spans;  // for each kind of heads
     bool wanted;  // whether logits are asked for after any of its tokens
+    std::vector<AdaptedRows> adapted;     // each in one tile; rows are counted from `first`
+    std::vector<int32_t> owners_adapted;  // of each row, which of them; -1: none. Empty: there are none
+
+    // Finds those of the batch.
+    void find_adapted(const Batch& batch) {
+        for (int i = 0; i < batch.adapted_count; ++i) {
+            const AdaptedRows& all = batch.adapted[i];
+            const int end = std::min(all.first + all.count - first, count);
+            for (int row = std::max(all.first - first, 0), some; row < end; row += some) {
+                some = std::min(end - row, tiles.height - row % tiles.height);
+                owners_adapted.resize(count, -1);
+                std::fill_n(owners_adapted.begin() + row, some, int32_t(adapted.size()));
+                adapted.push_back({row, some, all.products});
+            }
+        }
+    }
 };
 
 // The request of each token.
@@ -37,7 +53,8 @@ inline bool any_wanted(const Batch& batch, int first, int end) {
 
 // A slice of the tokens [first, end). `most`: tokens of a span, for each kind of heads.
 inline Slice slice_of(const Batch& batch, const int* owners, int first, int end, const std::vector<int>& most) {
-    Slice slice{first, end - first, Tiles(end - first), {}, any_wanted(batch, first, end)};
+    Slice slice{first, end - first, Tiles(end - first), {}, any_wanted(batch, first, end), {}, {}};
+    slice.find_adapted(batch);
     for (int tokens : most) slice.spans.push_back(spans_of(batch, owners, first, end, tokens));
     return slice;
 }

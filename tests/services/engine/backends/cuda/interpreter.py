@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
             total += np.multiply.outer(left, right)
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
+    find_dtype, dtypes = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpy_dtype(kind: Any) -> Any:
+        """That of a scalar, of pointers or of a block of them. The interpreter makes its table of them at each call."""
+        name = kind.scalar.name
+        if name not in dtypes:
+            dtypes[name] = find_dtype(kind)
+        return dtypes[name]
+
     cast = interpreter.InterpreterBuilder.cast_impl
 
     def cast_to_nearest(self: Any, handle: Any, to: Any) -> Any:
@@ -53,6 +63,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         exact = x.data.astype(np.float64) * y.data + z.data
         return interpreter.TensorHandle(exact.astype(x.data.dtype), x.dtype.scalar)
 
+    builder = interpreter.interpreter_builder
+    # a sum of integers would be computed once more in 64 bits, and nothing told of a difference without `debug`
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._get_np_dtype = numpy_dtype
     interpreter.InterpreterBuilder.create_fma = fused
     interpreter.InterpreterBuilder.cast_impl = cast_to_nearest
     interpreter.InterpreterBuilder.create_dot = dot_in_order

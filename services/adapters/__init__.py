@@ -1,0 +1,1 @@
+"""LoRA adapters: their folders, and where their content is kept."""

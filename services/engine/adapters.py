@@ -1,0 +1,84 @@
+"""LoRA adapters in an engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.adapters.peft import LowRank
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankProduct:
+    """What is added to a product of x [inputs]: b (scales * (a x)). Those of joined products are beside each other, so
+    `b` has zeros where a row is of another one."""
+
+    a: torch.Tensor  # [rank, inputs]
+    b: torch.Tensor  # [outputs, rank]
+    scales: torch.Tensor  # [rank]
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankLayer:
+    """An adapter's part of a layer's products; None where it changes nothing. See LayerWeights."""
+
+    qkv: LowRankProduct | None
+    output: LowRankProduct | None
+    up: LowRankProduct | None
+    down: LowRankProduct | None
+    changed: frozenset[str]  # the linear layers that these products consist of
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter's parts by the names of the model's linear layers, which transformers' own layers need; or what it
+    adds to the layers of a rank of the fast path."""
+
+    parts: Mapping[str, LowRank]
+    layers: Sequence[LowRankLayer] = ()
+
+
+class AdapterSlots(Protocol):
+    """The adapters of a decoder, which batches name by their digests."""
+
+    def put(self, digest: str, adapter: Adapter) -> None: ...
+
+    def drop(self, digest: str) -> None: ...
+
+
+class Adapters:
+    """Reads adapters when requests need them. Of those that no request has, the ones that were needed last stay."""
+
+    def __init__(self, slots: AdapterSlots, read: Callable[[str], Adapter], most: int) -> None:
+        """`read` raises ValueError. `most`: bytes of those in memory; there are more only while requests have them."""
+        self._slots, self._read, self._most = slots, read, most
+        self._loaded: dict[str, int] = {}  # bytes by digest, the one that was needed longest ago first
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._loaded
+
+    def need(self, digest: str) -> str:
+        """Have this adapter in memory. Returns why that cannot be; empty: it is there."""
+        if digest not in self._loaded:
+            try:
+                adapter = self._read(digest)
+            except (ValueError, OSError) as error:
+                return f"the adapter {digest[:12]} cannot be read: {error}"
+            self._slots.put(digest, adapter)
+            self._loaded[digest] = sum(part.a.nbytes + part.b.nbytes for part in adapter.parts.values())
+        self._loaded[digest] = self._loaded.pop(digest)
+        return ""
+
+    def drop(self, digest: str) -> None:
+        """Forget an adapter that is in memory."""
+        del self._loaded[digest]
+        self._slots.drop(digest)
+
+    def shrink(self, needed: Collection[str]) -> None:
+        """Forget adapters that are not `needed`, as long as there are too many bytes."""
+        for digest in [digest for digest in self._loaded if digest not in needed]:
+            if sum(self._loaded.values()) > self._most:
+                self.drop(digest)
