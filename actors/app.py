@@ -35,12 +35,12 @@ COMMIT_TIME = 2.0  # seconds beyond the drain that a replica may take to finish 
 def replicas(settings: Settings) -> dict[str, int]:
     """The replicas of each deployment. There is one scheduler more than seats: the spare has imported everything and
     takes over in a fraction of a second."""
-    return {"gateway": settings.gateways, "scheduler": settings.engines + 1}
+    return {"gateway": settings.gateways, "scheduler": fewest_replicas(settings)["scheduler"] + 1}
 
 
 def fewest_replicas(settings: Settings) -> dict[str, int]:
     """The replicas without which a server is not ready. The others can start when it is."""
-    return {"gateway": 1, "scheduler": settings.engines}
+    return {"gateway": 1, "scheduler": sum(each.engines for each in settings.each)}
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -63,10 +63,8 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     exposure.check(settings)
     check_tracing(settings.otlp_traces_endpoint)
     # each process reads the pool's URL from its own environment, unless `args` have it
-    shared = {name: args[name] for name in ("redis_url",) if name in args} | {
-        "model": pin_commit(settings.model),
-        "tokenizer": settings.tokenizer and pin_commit(settings.tokenizer),
-    }
+    shared = {name: args[name] for name in ("redis_url",) if name in args}
+    settings = settings.pinned(pin_commit)
     scheduler_values = _without_pool(settings.without_secrets()) | shared
     gateway_values = _without_pool(settings.with_key_hashes()) | shared
     common = COMMON | {
@@ -74,13 +72,14 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
         "logging_config": serve_logs(settings),
     }
     first = count(settings)
-    schedulers = scheduler_scaling(settings, scheduler_values) if settings.max_engines else first["scheduler"]
+    scaled = any(each.max_engines for each in settings.each)
+    schedulers = scheduler_scaling(settings, scheduler_values) if scaled else first["scheduler"]
     gateways = gateway_scaling(settings) if settings.max_gateways else first["gateway"]
     scheduler: Any = serve.deployment(
         SchedulerReplica,
         name="scheduler",
         **_number(schedulers),
-        user_config={"engines": settings.engines},  # Serve tells running replicas of another number
+        user_config={"engines": _engines(settings)},  # Serve tells running replicas of another number
         **common,
     )
     gateway: Any = serve.deployment(
@@ -92,6 +91,12 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     )
     bound: serve.Application = gateway.bind(gateway_values, scheduler.bind(scheduler_values))
     return bound
+
+
+def _engines(settings: Settings) -> int | list[int]:
+    """The engines of the model, or of each of several."""
+    engines = [each.engines for each in settings.each]
+    return engines if len(engines) > 1 else engines[0]
 
 
 def _number(replicas: int | AutoscalingConfig) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from services.background import at_low_priority, start_thread
 from services.engine.null import NullEngine
 from services.engine.warm_up import WarmUp
 from services.errors import LaterEpoch, ModelError, OtherWeights, StaleEpoch
+from services.limits import return_memory
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.pin import check_pin
@@ -93,6 +94,7 @@ def _gone(mark: str) -> bool:
 def _free_unused() -> None:
     """Give back the memory to which nothing refers, also a GPU's."""
     gc.collect()
+    return_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
@@ -210,7 +212,7 @@ class EngineActor:
             raise
 
     def drop(self, epoch: str) -> None:
-        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
+        """Drop the weights and become a spare: the owner under `epoch` uses the other process, or the engine sleeps.
 
         Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
         """
@@ -274,13 +276,14 @@ class EngineActor:
                 if self._layout.size == 1:
                     warm_up.run()  # maps the weights, too; the blocks that it writes are the engine's own
                 self._prepared = engine, warm_up
+            _free_unused()
         except Exception:
             log.exception("this spare cannot prepare itself; it loads when it is needed")
 
     def _drop(self, epoch: str) -> None:
-        if self._epoch is None or _number(epoch) <= _number(self._epoch):
+        if self._epoch is None or _number(epoch) < _number(self._epoch):
             return
-        self._server.dismiss("the weights were dropped: another process is this engine now")
+        self._server.dismiss("the weights were dropped")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()
@@ -318,6 +321,7 @@ class EngineActor:
         self._check_weights()
         engine = Engine.load(self._folder, self._settings, self._layout.rank, memory=self._memory)
         self._check_weights()  # the files may have been replaced while they were read
+        return_memory()
         return engine
 
     def _check_weights(self) -> None:

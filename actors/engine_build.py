@@ -22,6 +22,7 @@ SOURCES = (
     "services/text/plain_encoder.py",
     "services/text/token_bytes.py",
     "services/text/tokenizer_config.py",
+    "services/text/tokenizer_json.py",
     "services/background.py",
     "services/child_environment.py",
     "services/errors.py",

@@ -20,7 +20,7 @@ from actors.engine_build import build_of, layout_of
 from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, EngineProcess, kill
 from actors.engine_record import described, note
 from actors.liveness import watch
-from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
+from actors.placement import engine_label, engine_names, ensure_engine, find_engine, remove_engine
 from services.background import quiet_moment
 from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
@@ -44,6 +44,7 @@ class EngineProcesses:
 
     def __init__(self, settings: Settings, index: int, node: str) -> None:
         self._settings = settings
+        self._engine = engine_label(index, settings.number)
         self._index = index
         self._node = node
         self._build = build_of(settings)
@@ -68,7 +69,7 @@ class EngineProcesses:
         process cannot be reached, is stuck or is not ready in time.
         """
         # loading may take longer than processes without an owner live
-        keeping_alive = asyncio.create_task(self._keep_alive())
+        keeping_alive = asyncio.create_task(self.keep_alive())
         try:
             ranks = await self._choose(check_owner)
             loaded = all(process.status.epoch for process in ranks)
@@ -95,8 +96,8 @@ class EngineProcesses:
         found = await self._ask_all()
         if any(status.build != self._build for processes in found for status, _ in processes):
             await check_owner()
-            log.info("engine %d is of another build, replacing it", self._index)
-            await asyncio.to_thread(remove_engine, self._index)
+            log.info("engine %s is of another build, replacing it", self._engine)
+            await asyncio.to_thread(remove_engine, self._engine)
             found = await self._ask_all()
         ranks = _preferred(found)
         if any(not status.epoch and status.other_loaded for status, _ in ranks):
@@ -121,26 +122,45 @@ class EngineProcesses:
         The first one starts in a quiet moment of the engine, which `busy` tells. Spares are checked every `interval`
         seconds; one that fails twice in a row is killed.
         """
-        spares = [name for rank in range(self._layout.size) for name in engine_names(self._index, rank)]
+        spares = [name for rank in range(self._layout.size) for name in engine_names(self._engine, rank)]
         if not all([await asyncio.to_thread(find_engine, name) for name in spares]):
             await quiet_moment(busy)
         await asyncio.gather(
             *(self._keep_spare(rank, name, epoch, interval, check_owner) for rank, name in enumerate(names))
         )
 
+    async def give_back(self, epoch: str, names: Sequence[str]) -> None:
+        """Let the processes of the actors `names`, one per rank, drop the weights, and end their spares. Processes that
+        do not answer are removed. Only the owner of the seat, under `epoch`, may call this. Raises EngineLost if Ray
+        cannot do it now."""
+        self._has_spare = [False] * self._layout.size
+        try:
+            async with asyncio.timeout(REUSE_TIMEOUT):
+                await asyncio.gather(*(self._give_back(epoch, rank, name) for rank, name in enumerate(names)))
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            log.warning("engine %s does not give back its weights, and is removed: %s", self._engine, error)
+            await self.remove()
+
+    async def _give_back(self, epoch: str, rank: int, name: str) -> None:
+        (other,) = set(engine_names(self._engine, rank)) - {name}
+        if spare := await asyncio.to_thread(find_engine, other):
+            await asyncio.to_thread(ray.kill, spare, no_restart=True)
+        if actor := await asyncio.to_thread(find_engine, name):
+            await actor.drop.remote(epoch)
+
     async def remove(self) -> None:
         """End all processes of the engine for good, and free their resources. Only the owner of the seat may call this.
         Raises EngineLost if Ray cannot do it now."""
         try:
-            await asyncio.to_thread(remove_engine, self._index)
+            await asyncio.to_thread(remove_engine, self._engine)
         except ray.exceptions.RayError as error:
-            raise EngineLost(f"engine {self._index} cannot be removed: {error}") from error
+            raise EngineLost(f"engine {self._engine} cannot be removed: {error}") from error
 
-    async def _keep_alive(self) -> None:
+    async def keep_alive(self) -> None:
         """Send all processes that exist signs of life for ever."""
         ranks = range(self._layout.size)
         while True:
-            for name in itertools.chain.from_iterable(engine_names(self._index, rank) for rank in ranks):
+            for name in itertools.chain.from_iterable(engine_names(self._engine, rank) for rank in ranks):
                 with contextlib.suppress(ray.exceptions.RayError):
                     if actor := await asyncio.to_thread(find_engine, name):
                         actor.status.remote()
@@ -163,11 +183,11 @@ class EngineProcesses:
         loading them, or sees that the other has none. Otherwise waits `PATIENCE` seconds for the other.
         Raises EngineLost if none answers.
         """
-        asking = {0: asyncio.create_task(self._ask(rank, 0))}
+        names = engine_names(self._engine, rank)
+        there = [which for which, name in enumerate(names) if await asyncio.to_thread(find_engine, name)]
+        asking = {which: asyncio.create_task(self._ask(rank, which)) for which in there or [0]}
         answers: dict[int, EngineProcess] = {}
         try:
-            if await asyncio.to_thread(find_engine, engine_names(self._index, rank)[1]):
-                asking[1] = asyncio.create_task(self._ask(rank, 1))
             async with asyncio.timeout(START_TIMEOUT) as limit:
                 while len(answers) < len(asking) and not any(_suffices(status) for status, _ in answers.values()):
                     await asyncio.wait(asking.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +198,7 @@ class EngineProcesses:
                         asking[which] = asyncio.create_task(self._ask(rank, which, after=POLL))
         except TimeoutError:
             if not answers:
-                raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s") from None
+                raise EngineLost(f"engine {self._engine}: no process answered within {START_TIMEOUT:.0f} s") from None
         finally:
             for task in asking.values():
                 task.cancel()
@@ -192,13 +212,13 @@ class EngineProcesses:
                 actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, rank, which)
                 return EngineProcess(await actor.status.remote(), actor)
             except (ray.exceptions.RayError, ValueError) as error:  # it ended for good; its name is free soon
-                log.warning("%s cannot be reached: %s", engine_names(self._index, rank)[which], error)
+                log.warning("%s cannot be reached: %s", engine_names(self._engine, rank)[which], error)
                 await asyncio.sleep(RETRY_PAUSE)
 
     async def _keep_spare(self, rank: int, name: str, epoch: str, interval: float, check_owner: CheckOwner) -> None:
         """Keep a spare of this rank, alive and without weights, beside the actor `name`, until `check_owner` raises
         StaleEpoch."""
-        which = 1 - engine_names(self._index, rank).index(name)
+        which = 1 - engine_names(self._engine, rank).index(name)
         with contextlib.suppress(StaleEpoch):
             while True:
                 spare = await self._ask(rank, which)

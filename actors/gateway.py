@@ -61,5 +61,5 @@ def load_model(settings: Settings) -> ModelPools:
     defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
     log.info("sampling defaults of %s: %s", name, defaults)
     tokenizer, allowed = Tokenizer.load(folder, info.pooling is None), settings.allow_control_tokens
-    model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed)
+    model = ServedModel(name, tokenizer, info, int(time.time()), defaults, tuple(aliases), allowed, folder)
     return ModelPools(model, open_shards(settings, info), settings)

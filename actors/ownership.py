@@ -22,6 +22,7 @@ from actors.engine_processes import EngineProcesses
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
+from actors.sleeping import Sleeper
 from services.background import keep_running, start
 from services.errors import (
     EngineLost,
@@ -43,6 +44,7 @@ from services.loop.iteration_cost import IterationCost
 from services.loop.observers import Observer
 from services.metrics import Counters
 from services.models import ModelInfo
+from services.overview import SleepLevel
 from services.pool.pool import RequestPool
 from services.scheduling import CostModel, RequestLevelScheduler, Scheduler
 from services.settings.settings import Settings
@@ -85,6 +87,17 @@ class Ownership:
         self._client: EngineClient | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
+        settings = context.settings
+        self._sleeper = Sleeper(
+            context.pool,
+            seat,
+            self._engine,
+            settings.sleep,
+            settings.upscale_delay,
+            settings.constants.lease,
+            self._while_holding,
+            self._gauges,
+        )
         self._removed = False  # the engine, because the seat is surplus
         self._engine_died_at = 0.0  # Unix time
         self._recovery = {
@@ -114,7 +127,8 @@ class Ownership:
                 return None
             attachment = await self._attach()
             try:
-                await self._serve(attachment)
+                while await self._serve(attachment):
+                    attachment = await self._sleep(attachment)
             except EngineLost as error:
                 struck = self._loop.in_flight if self._loop else []
                 return await self._lose_engine(error)
@@ -208,7 +222,14 @@ class Ownership:
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
         return attachment
 
-    async def _serve(self, attachment: Attachment) -> None:
+    async def _sleep(self, attachment: Attachment) -> Attachment:
+        """Let the engine give back its weights until it is needed; see `Sleeper.sleep`."""
+        assert self._client is not None
+        log.info("seat %s: the engine has been idle, and gives back its weights", self._seat.name)
+        return await self._sleeper.sleep(self._client, attachment.figures, self._attach)
+
+    async def _serve(self, attachment: Attachment) -> bool:
+        """Run the loop. Returns whether it has ended because the engine has been idle for long."""
         settings, client = self._context.settings, self._client
         assert client is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
@@ -240,6 +261,7 @@ class Ownership:
             self._gauges,
             observers,
             settings.drain_timeout,
+            settings.sleep,
         )
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
@@ -254,6 +276,10 @@ class Ownership:
         finally:
             for task in background:
                 task.cancel()
+        cold = self._loop.level is SleepLevel.COLD and not self._stopping
+        if cold:
+            self._loop = None
+        return cold
 
     async def _is_busy(self) -> bool:
         """Whether the engine runs an iteration."""
@@ -308,11 +334,17 @@ class Ownership:
 
     def _gauges(self) -> dict[str, float]:
         """The gauges of this process and of the engine's, which go with every exchange."""
-        client = self._client
-        return self._recovery | {
+        client, sleeper = (None if self._sleeper.level else self._client), self._sleeper
+        gauges = {
             "recovery_first_iteration": client.first_result if client else 0.0,
             "engine_pid": float(client.status.pid) if client else 0.0,
             "scheduler_pid": float(os.getpid()),
             "spare_ready": float(self._engine.has_spare),
             "spare_schedulers": float(self._context.lifeline.watchers),
+            "sleep": float(self._loop.level if self._loop else sleeper.level),
         }
+        if sleeper.level:
+            gauges["ready"] = float(not sleeper.failed)
+        if sleeper.seconds:
+            gauges["waking_seconds"] = sleeper.seconds
+        return self._recovery | gauges

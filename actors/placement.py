@@ -24,7 +24,7 @@ NAMESPACE = "orca"
 
 _group_lock = threading.Lock()  # the ranks of a seat are created from several threads
 
-_ENGINE = re.compile(r"engine-(\d+)-\d+-[ab]")  # the name of an engine actor
+_ENGINE = re.compile(r"engine-((?:m\d+\.)?\d+)-\d+-[ab]")  # the name of an engine actor
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,14 @@ def cluster_id() -> str:
     return hashlib.sha256(ray.get_runtime_context().get_session_name().encode()).hexdigest()[:12]
 
 
-def engine_names(index: int, rank: int = 0) -> tuple[str, str]:
-    """The names of the two actors of a rank of seat `index`. Either can have the weights."""
-    name = f"{_group_name(index)}-{rank}"
+def engine_label(index: int, model: int = 0) -> str:
+    """The name of the engine of seat `index` among those of all models: `2`, or `m1.2` for a model with a number."""
+    return f"m{model}.{index}" if model else str(index)
+
+
+def engine_names(engine: str, rank: int = 0) -> tuple[str, str]:
+    """The names of the two actors of a rank of the engine with this label. Either can have the weights."""
+    name = f"{_group_name(engine)}-{rank}"
     return f"{name}-a", f"{name}-b"
 
 
@@ -55,7 +60,8 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
     The two share a bundle, the resources of one rank, since only one of them has weights at a time.
     """
     remote: Any = ray.remote  # its type annotations lack concurrency groups
-    names = engine_names(index, rank)
+    engine = engine_label(index, settings.number)
+    names = engine_names(engine, rank)
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (
         remote(concurrency_groups={"control": 1})(EngineActor)
@@ -66,7 +72,7 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
             lifetime="detached",
             max_restarts=-1,
             max_task_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(_ensure_group(settings, index), rank),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(_ensure_group(settings, engine), rank),
             num_cpus=bundle["CPU"] / 2,
             num_gpus=bundle.get("GPU", 0) / 2,
         )
@@ -82,53 +88,59 @@ def engine_actors() -> dict[str, ActorHandle[Any]]:
     return {name: actor for name in names if (actor := find_engine(name))}
 
 
-def engine_index(name: str) -> int:
-    """The index of the seat of the engine actor of this name."""
-    found = _ENGINE.fullmatch(name)
-    assert found, name
-    return int(found[1])
+def label_of(actor: str) -> str:
+    """The label of the engine of the actor of this name."""
+    found = _ENGINE.fullmatch(actor)
+    assert found, actor
+    return found[1]
 
 
-def engine_indices() -> list[int]:
-    """The indices of the seats of this cluster that have engine actors."""
-    return sorted({engine_index(name) for name in engine_actors()})
+def model_of_label(engine: str) -> str:
+    """What the labels of the engines of one model have in common."""
+    return engine.rpartition(".")[0]
 
 
-def remove_engine(index: int) -> None:
-    """End all engine actors of seat `index` for good, whatever their layout, and free their resources. Only the owner
-    of the seat may call this."""
-    forget(f"{_group_name(index)}-")
+def engine_labels() -> list[str]:
+    """The labels of the engines of this cluster that have actors."""
+    return sorted({label_of(name) for name in engine_actors()})
+
+
+def remove_engine(engine: str) -> None:
+    """End all actors of the engine with this label for good, whatever their layout, and free their resources. Only the
+    owner of its seat may call this."""
+    forget(f"{_group_name(engine)}-")
     for named in ray.util.list_named_actors(all_namespaces=True):
-        ours = named["namespace"] == NAMESPACE and named["name"].startswith(f"{_group_name(index)}-")
+        ours = named["namespace"] == NAMESPACE and named["name"].startswith(f"{_group_name(engine)}-")
         if ours and (actor := find_engine(named["name"])):
             ray.kill(actor, no_restart=True)
     with contextlib.suppress(ValueError):  # there is no group
-        ray.util.remove_placement_group(ray.util.get_placement_group(_group_name(index)))
+        ray.util.remove_placement_group(ray.util.get_placement_group(_group_name(engine)))
 
 
 def check_gpus(settings: Settings, there: int) -> None:
     """Raises SettingsError if engines would wait for ever for more GPUs than the machine has (`there`)."""
     if settings.device == "cuda" and not there:
         raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")
-    needed = settings.engines * layout_of(settings).size
-    if settings.device != "cpu" and 0 < there < needed:
-        asked = f"engines={settings.engines}, tp={settings.tp}, pp={settings.pp}"
+    on_gpus = [each for each in settings.each if each.device != "cpu"]
+    needed = sum(each.engines * layout_of(each).size for each in on_gpus)
+    if 0 < there < needed:
+        asked = "; ".join(f"engines={each.engines}, tp={each.tp}, pp={each.pp}" for each in on_gpus)
         raise SettingsError(f"{asked}: each rank has a GPU, {needed} are needed, this machine has {there}")
 
 
-def _group_name(index: int) -> str:
-    return f"engine-{index}"
+def _group_name(engine: str) -> str:
+    return f"engine-{engine}"
 
 
-def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
+def _ensure_group(settings: Settings, engine: str) -> PlacementGroup:
     group: PlacementGroup
     with _group_lock:
         try:
-            group = ray.util.get_placement_group(_group_name(index))
+            group = ray.util.get_placement_group(_group_name(engine))
         except ValueError:
             bundles = [_resources(settings)] * layout_of(settings).size
             # one node, since ranks exchange activations in each layer
-            group = ray.util.placement_group(bundles, "STRICT_PACK", name=_group_name(index), lifetime="detached")
+            group = ray.util.placement_group(bundles, "STRICT_PACK", name=_group_name(engine), lifetime="detached")
     return group
 
 

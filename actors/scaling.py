@@ -17,7 +17,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ray import serve
@@ -27,13 +28,14 @@ from actors.knobs import CPU_BATCH
 from actors.placement import cluster_id
 from actors.ray_private import set_replicas
 from actors.replica import find_model, open_shards
+from actors.seat import ModelSeats
 from services.autoscaling import EngineCount, Scaling, load_of
 from services.background import keep_running
 from services.engine.settings import MOST_REQUESTS
 from services.errors import PoolUnavailable
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
-from services.seats import ClusterSeats
+from services.seats import ClusterSeats, cluster_of_model
 from services.settings.settings import DOWNSCALE, Settings
 from services.settings.sources import load
 
@@ -54,7 +56,7 @@ class Scales(Protocol):
 
 
 class Engines(Protocol):
-    """What `announce` and `follow` need of a pool."""
+    """What `announce` needs of a pool."""
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
 
@@ -92,10 +94,10 @@ async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> N
             raise error
 
 
-def scheduler_replicas(pools: Sequence[ClusterSeats]) -> int:
-    """The schedulers that a cluster with these seats in its pools needs: one for each engine that it is to have, or has
-    until it is removed, and a spare. Two pools may have a seat of the same index, if the list of shards has changed."""
-    return max(max(seats.wanted for seats in pools), len({index for seats in pools for index in seats.indices})) + 1
+def schedulers_needed(pools: Sequence[ClusterSeats]) -> int:
+    """The schedulers that a model with these seats in its pools needs: one for each engine that it is to have, or has
+    until it is removed. Two pools may have a seat of the same index, if the list of shards has changed."""
+    return max(max(seats.wanted for seats in pools), len({index for seats in pools for index in seats.indices}))
 
 
 async def announce(pool: Engines, cluster: str, configured: int, pause: float) -> None:
@@ -110,16 +112,21 @@ async def announce(pool: Engines, cluster: str, configured: int, pause: float) -
             await asyncio.sleep(pause)
 
 
-async def follow(pools: Sequence[Engines], cluster: str, configured: Callable[[], int], period: float) -> None:
-    """Let Serve run as many schedulers as the cluster needs, looking every `period` seconds. To be called in a replica
-    of their deployment, for which Serve has the number for the `configured` engines. Returns if Serve does not allow
-    it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
+async def follow(models: Sequence[ModelSeats], period: float) -> None:
+    """Let Serve run as many schedulers as the models need, and a spare, looking every `period` seconds. To be called in
+    a replica of their deployment, for which Serve has the number for the configured engines. Returns if Serve does not
+    allow it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
     context = serve.get_replica_context()
-    running, told_at, known = configured() + 1, time.monotonic(), LastAnswers[ClusterSeats]()
+    running, told_at = sum(model.engines() for model in models) + 1, time.monotonic()
+    known = [LastAnswers[ClusterSeats]() for _ in models]
     while True:
         await asyncio.sleep(period)
         try:
-            needed = scheduler_replicas(await known.of(pool.engines(cluster, configured()) for pool in pools))
+            found = [
+                await answers.of(pool.engines(model.cluster, model.engines()) for pool in model.pools)
+                for answers, model in zip(known, models, strict=True)
+            ]
+            needed = sum(map(schedulers_needed, found)) + 1
             if needed != running or time.monotonic() - told_at > REFRESH:
                 if not await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed):
                     log.warning("Serve keeps its number of schedulers: set external_scaler_enabled in the config")
@@ -132,10 +139,11 @@ async def follow(pools: Sequence[Engines], cluster: str, configured: Callable[[]
 def scheduler_scaling(settings: Settings, values: dict[str, Any]) -> AutoscalingConfig:
     """Serve's autoscaling of schedulers: one for each engine, and the spare. `values` are settings by name as the
     schedulers get them."""
+    models = settings.each
     return AutoscalingConfig(
-        min_replicas=settings.min_engines + 1,
-        initial_replicas=settings.engines + 1,
-        max_replicas=settings.max_engines + 1,
+        min_replicas=sum(each.fewest_engines if each.max_engines else each.engines for each in models) + 1,
+        initial_replicas=sum(each.engines for each in models) + 1,
+        max_replicas=sum(each.most_engines for each in models) + 1,
         upscale_delay_s=0.0,  # the policy has its own delays
         downscale_delay_s=0.0,
         policy=AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs=values),
@@ -159,7 +167,7 @@ def scaling_of(settings: Settings) -> Scaling:
     if batch == "auto":
         batch = MOST_REQUESTS if settings.device == "cuda" else CPU_BATCH
     return Scaling(
-        min_engines=settings.min_engines,
+        min_engines=settings.fewest_engines,
         max_engines=settings.max_engines,
         requests_per_engine=batch,
         upscale_delay=settings.upscale_delay,
@@ -183,12 +191,16 @@ class EnginePolicy:
 
 
 class EngineScaler:
-    """Follows the load of the pool. `replicas` is the number of schedulers that are needed, 0 before it is known."""
+    """Follows the load of each model. `replicas` is the number of schedulers that are needed, 0 before it is known."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._models = settings.each
+        self._needed: dict[int, int] = {}  # schedulers of each model, by its number
         self._stopped = threading.Event()
-        self.replicas = 0
+
+    @property
+    def replicas(self) -> int:
+        return sum(self._needed.values()) + 1 if len(self._needed) == len(self._models) else 0
 
     def start(self) -> None:
         threading.Thread(target=self._live, name="autoscaling", daemon=True).start()
@@ -198,23 +210,27 @@ class EngineScaler:
         self._stopped.set()
 
     def _live(self) -> None:
-        asyncio.run(keep_running(self._follow))
+        asyncio.run(self._follow_all())
 
-    async def _follow(self) -> None:
-        """Decide each `INTERVAL` seconds until stopped. While the pool is away, the number stays as it is."""
-        settings = self._settings
+    async def _follow_all(self) -> None:
+        await asyncio.gather(*(keep_running(partial(self._follow, each)) for each in self._models))
+
+    async def _follow(self, settings: Settings) -> None:
+        """Decide each `INTERVAL` seconds until stopped, if the model has `max_engines`. While the pool is away, the
+        number stays as it is."""
         _, model = await asyncio.to_thread(find_model, settings)
-        pools, cluster = [shard.pool for shard in open_shards(settings, model)], cluster_id()
+        pools = [shard.pool for shard in open_shards(settings, model)]
+        cluster = cluster_of_model(cluster_id(), settings.number)
         known = KnownPools()
         count: EngineCount | None = None
         try:
             while not self._stopped.is_set():
                 with contextlib.suppress(PoolUnavailable):
-                    if count is None:  # this controller may follow one that has died
+                    if count is None and settings.max_engines:  # this controller may follow one that has died
                         overviews = await known.overviews.of(pool.overview() for pool in pools)
                         wanted = combined(overviews).wanted.get(cluster, settings.engines)
                         count = EngineCount(scaling_of(settings), wanted)
-                    self.replicas = await decide(pools, cluster, count, settings.engines, known)
+                    self._needed[settings.number] = await decide(pools, cluster, count, settings.engines, known)
                 await asyncio.sleep(INTERVAL)
         finally:
             for pool in pools:
@@ -230,14 +246,21 @@ class KnownPools:
 
 
 async def decide(
-    pools: Sequence[RequestPool], cluster: str, count: EngineCount, configured: int, known: KnownPools
+    pools: Sequence[RequestPool], cluster: str, count: EngineCount | None, configured: int, known: KnownPools
 ) -> int:
-    """Read the load, write the number of wanted engines to all shards of the pool, and return that of schedulers.
+    """Read the load, write the number of wanted engines to all shards of the pool, and return that of schedulers
+    without the spare. With no `count`, the number of engines is left to others.
 
     A scheduler that drains its seat stays until the seat is gone. The pool has the number `configured` until another
     one is written. A shard that missed a number gets it later. While a shard is away, its last known load counts.
     Raises PoolUnavailable if all are away, or one that has never answered.
     """
+    if count:
+        await _want_by_load(pools, cluster, count, known)
+    return schedulers_needed(await known.seats.of(pool.engines(cluster, configured) for pool in pools))
+
+
+async def _want_by_load(pools: Sequence[RequestPool], cluster: str, count: EngineCount, known: KnownPools) -> None:
     overviews = await known.overviews.of(pool.overview() for pool in pools)
     overview = combined(overviews)
     before, wanted = count.wanted, count.update(time.monotonic(), load := load_of(overview, cluster))
@@ -246,4 +269,3 @@ async def decide(
     missed = [pool for pool, one in zip(pools, overviews, strict=True) if one.wanted.get(cluster) != wanted]
     with contextlib.suppress(PoolUnavailable):
         await want_engines(missed, cluster, wanted)
-    return scheduler_replicas(await known.seats.of(pool.engines(cluster, configured) for pool in pools))

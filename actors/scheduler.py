@@ -1,7 +1,8 @@
 """SchedulerReplica: takes a seat, owns it as long as it can, then takes one again; without a seat it is a spare.
 
-There is one replica more than engines. A spare has loaded everything that a scheduler needs, and watches the processes
-that hold the seats. The owner of the first seat lets the number of replicas follow the number of engines.
+There is one replica more than engines, of all models. A spare has loaded everything that a scheduler of any model
+needs, and watches the processes that hold the seats. The owner of the default model's first seat lets the number of
+replicas follow the number of engines.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import ray
 
@@ -22,20 +25,53 @@ from actors.placement import cluster_id
 from actors.ray_private import listen_on_node_address
 from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
-from actors.seat import Seat, take_seat
+from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
+from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
+from services.models import ModelInfo
 from services.pool.pool import RequestPool
 from services.scheduling import CostModel
+from services.seats import cluster_of_model
+from services.settings.settings import Settings
 from services.settings.sources import load
 from services.text import TextTables
-from services.tracing.tracer import open_tracer
+from services.tracing.tracer import Tracer, open_tracer
 
 STANDSTILL = 30.0  # seconds beyond two leases without a call to the pool after which a scheduler counts as dead
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerModel:
+    """What a scheduler process has of one model, and keeps from one ownership to the next."""
+
+    settings: Settings
+    info: ModelInfo
+    text: TextTables
+    pools: list[RequestPool]
+    seats: ModelSeats
+    bounds: IterationCost = field(default_factory=IterationCost)
+    cost: CostModel = field(default_factory=CostModel)
+
+    @classmethod
+    def load(cls, settings: Settings, cluster: str, engines: Callable[[], int]) -> Self:
+        """Raises ModelError, SettingsError."""
+        folder, info = find_model(settings)
+        pools = [shard.pool for shard in open_shards(settings, info)]
+        seats = ModelSeats(settings.number, pools, cluster_of_model(cluster, settings.number), engines)
+        return cls(settings, info, TextTables.load(folder, info.pooling is None), pools, seats)
+
+    def context(
+        self, seat: Seat, counters: Counters, owner: str, node: str, lifeline: Lifeline, tracer: Tracer | None
+    ) -> SchedulerContext:
+        """What the owner of a seat of this model needs."""
+        pool = self.pools[seat.shard]
+        own = self.settings, pool, self.info, self.text, counters, self.bounds, self.cost
+        return SchedulerContext(*own, owner, node, lifeline, tracer)
 
 
 class SchedulerReplica:
@@ -46,9 +82,9 @@ class SchedulerReplica:
         listen_on_node_address()
         self._settings = load(**values)
         configure(self._settings, "scheduler")
-        self._pools: list[RequestPool] = []
+        self._models: list[SchedulerModel] = []
         self._ownership: Ownership | None = None
-        self._engines = 0  # in the configuration
+        self._engines: list[int] = []  # of each model, in the configuration
         self._configured = asyncio.Event()  # set when the configuration was read
         self._announced = asyncio.Event()  # set when the first pool was told of it
         self._draining = False
@@ -57,11 +93,11 @@ class SchedulerReplica:
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Serve calls this with the deployment's `user_config`, at the start and when it has changed: `engines` is the
-        number of engines that the cluster is to have.
+        number of engines that the cluster is to have, with several models a list of these.
 
         Raises ValueError for less than one for each shard.
         """
-        self._engines = engines_in(config, len(self._settings.shards))
+        self._engines = engines_in(config, [len(model.shards) for model in self._settings.each])
         self._configured.set()
 
     def check_health(self) -> None:
@@ -74,7 +110,7 @@ class SchedulerReplica:
             return
         if self._life.done():
             raise RuntimeError(f"the scheduler ended: {self._life.exception()!r}")
-        silence = time.monotonic() - max(pool.last_call for pool in self._pools) if self._pools else 0.0
+        silence = time.monotonic() - max(pool.last_call for pool in self._pools) if self._models else 0.0
         if silence > STANDSTILL + 2 * self._settings.constants.lease:
             raise RuntimeError(f"the scheduler has done nothing for {silence:.0f} s")
 
@@ -88,29 +124,27 @@ class SchedulerReplica:
 
     async def _live(self) -> None:
         settings = self._settings
-        folder, model = await asyncio.to_thread(find_model, settings)
-        text = TextTables.load(folder, model.pooling is None)
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
-        self._pools = [shard.pool for shard in open_shards(settings, model)]
+        for place, each in enumerate(settings.each):
+            engines = partial(self._configured_engines, place)
+            self._models.append(await asyncio.to_thread(SchedulerModel.load, each, cluster, engines))
+        return_memory()
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
-        bounds, cost = IterationCost(), CostModel()
         engine_lost_at: float | None = None
-        announcing = start(keep_running(partial(self._announce, cluster)), "the configuration")
+        announcing = start(keep_running(self._announce), "the configuration")
         await self._announced.wait()
         try:
             while not self._draining:
-                lease, engines = settings.constants.lease, lambda: self._engines
-                seat = await take_seat(self._pools, cluster, engines, owner, lease, counters)
-                pool = self._pools[seat.shard]
-                context = SchedulerContext(
-                    settings, pool, model, text, counters, bounds, cost, owner, node, lifeline, tracer
-                )
+                seats = [model.seats for model in self._models]
+                seat = await take_seat(seats, owner, settings.constants.lease, counters)
+                model = next(model for model in self._models if model.settings.number == seat.model)
+                context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
-                engine_lost_at = await self._own(self._ownership, seat, cluster)
+                engine_lost_at = await self._own(self._ownership, seat)
                 self._ownership = None
         finally:
             announcing.cancel()
@@ -119,18 +153,26 @@ class SchedulerReplica:
             if tracer:
                 await asyncio.to_thread(tracer.close)
 
-    async def _own(self, ownership: Ownership, seat: Seat, cluster: str) -> float | None:
+    @property
+    def _pools(self) -> list[RequestPool]:
+        return [pool for model in self._models for pool in model.pools]
+
+    def _configured_engines(self, place: int) -> int:
+        """The number of engines in the configuration of the model at this place."""
+        return self._engines[place]
+
+    async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
-        if seat.index > 0:
+        if seat.index > 0 or seat.model != self._models[0].settings.number:
             return await ownership.run()
-        following = partial(follow, self._pools, cluster, lambda: self._engines, self._settings.constants.lease / 3)
+        following = partial(follow, [model.seats for model in self._models], self._settings.constants.lease / 3)
         task = start(keep_running(following), "the number of schedulers")
         try:
             return await ownership.run()
         finally:
             task.cancel()
 
-    async def _announce(self, cluster: str) -> None:
+    async def _announce(self) -> None:
         """Tell all pools the number of engines of each configuration that is read; a pool that is away, later."""
         telling: list[asyncio.Task[None]] = []
         while True:
@@ -138,17 +180,24 @@ class SchedulerReplica:
             self._configured.clear()
             for task in telling:
                 task.cancel()
-            calls = (announce(pool, cluster, self._engines, self._settings.constants.lease / 3) for pool in self._pools)
+            pause = self._settings.constants.lease / 3
+            seats = [model.seats for model in self._models]
+            calls = (announce(pool, each.cluster, each.engines(), pause) for each in seats for pool in each.pools)
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()
 
 
-def engines_in(config: dict[str, Any], shards: int) -> int:
-    """The number of engines in a `user_config`. Raises ValueError for less than one for each shard: requests of a shard
-    without an engine would wait for ever."""
-    if (engines := int(config["engines"])) < shards:
-        raise ValueError(f"user_config: engines is {engines}, at least {shards} are needed, one for each shard")
+def engines_in(config: dict[str, Any], shards: Sequence[int]) -> list[int]:
+    """The number of engines of each model in a `user_config`. `shards`: how many each has. Raises ValueError for less
+    than one for each shard: requests of a shard without an engine would wait for ever."""
+    given = config["engines"]
+    engines = [int(number) for number in given] if isinstance(given, (list, tuple)) else [int(given)]
+    if len(engines) != len(shards):
+        raise ValueError(f"user_config: engines has the engines of {len(engines)} models, {len(shards)} are served")
+    for number, needed in zip(engines, shards, strict=True):
+        if number < needed:
+            raise ValueError(f"user_config: engines is {number}, at least {needed} are needed, one for each shard")
     return engines
 
 

@@ -27,7 +27,8 @@ class Seat:
 
     `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it. If it is
     `surplus`, its engine has to be removed, unless it is `shared`: another pool may have a seat of this index too, and
-    with it the same engine. `shard` is the position of its pool among those of the process.
+    with it the same engine. `model` is the number of its model, `shard` the position of its pool among those of the
+    model.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Seat:
     call: int = 0
     surplus: bool = False
     shared: bool = False
+    model: int = 0
     shard: int = 0
 
 
@@ -45,7 +47,7 @@ class Acquires(Protocol):
     """What `take_seat` needs of a pool."""
 
     async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant: ...
-    async def engines(self, cluster: str, configured: int) -> ClusterSeats: ...
+    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
 
 
 class Exchanges(Protocol):
@@ -54,42 +56,45 @@ class Exchanges(Protocol):
     async def exchange(self, exchange: Exchange) -> ExchangeReply: ...
 
 
-async def take_seat(
-    pools: Sequence[Acquires],
-    cluster: str,
-    engines: Callable[[], int],
-    owner: str,
-    lease: float,
-    counters: Counters | None = None,
-) -> Seat:
-    """Take a free seat of this cluster: one of those that it is to have, which are dealt to the pools in turn, or a
-    surplus one, whose engine has to be removed. While all are held, or the servers of their pools are away, the caller
-    is a spare and waits.
+@dataclass(frozen=True, slots=True)
+class ModelSeats:
+    """The seats of the model with this number: its pools, and the name of its cluster in them. `engines` returns the
+    configured number of engines, which counts while a pool has no other."""
 
-    `engines` returns the configured number of engines, which counts while the pool has no other. A seat is free when
-    its owner has released it, when its lease (seconds) has expired, or as soon as the owner's process is dead. `owner`
-    is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its lifeline shows its death at
-    once. An owner on this node that is stopped is killed, which `counters` count.
+    number: int
+    pools: Sequence[Acquires]
+    cluster: str
+    engines: Callable[[], int]
+
+
+async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, counters: Counters | None = None) -> Seat:
+    """Take a free seat of one of these models: one of those that its cluster is to have, which are dealt to the pools
+    in turn, or a surplus one, whose engine has to be removed. While all are held, or the servers of their pools are
+    away, the caller is a spare and waits; `models` may change meanwhile.
+
+    A seat is free when its owner has released it, when its lease (seconds) has expired, or as soon as the owner's
+    process is dead. `owner` is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its
+    lifeline shows its death at once. An owner on this node that is stopped is killed, which `counters` count.
     """
-    holders = [SeatHolders(owner.rpartition(":")[0], counters) for _ in pools]
+    holders: dict[Acquires, SeatHolders] = {}
     try:
         while True:
             reached: list[SeatHolders] = []
-            for shard, pool in enumerate(pools):
+            for model, (shard, pool) in [(each, place) for each in models for place in enumerate(each.pools)]:
+                watching = holders.setdefault(pool, SeatHolders(owner.rpartition(":")[0], counters))
                 try:
-                    seats = await pool.engines(cluster, engines())
-                    indices = [*range(shard, seats.wanted, len(pools)), *seats.surplus]
-                    if seat := await _take_free(pool, cluster, indices, owner, lease, holders[shard]):
-                        seat.shard = shard
-                        others = [other for other in pools if other is not pool]
-                        seat.shared = seat.surplus and await _may_have(others, cluster, engines(), seat.index, lease)
+                    seats = await pool.engines(model.cluster, model.engines())
+                    indices = [*range(shard, seats.wanted, len(model.pools)), *seats.surplus]
+                    if seat := await _take_free(pool, model.cluster, indices, owner, lease, watching):
+                        seat.model, seat.shard = model.number, shard
+                        seat.shared = seat.surplus and await _may_have(model, pool, seat.index, lease)
                         return seat
-                    reached.append(holders[shard])
+                    reached.append(watching)
                 except PoolUnavailable as error:
                     log.warning("waiting for the pool: %s", error)
             await first_death(reached, lease / 3)
     finally:
-        for one in holders:
+        for one in holders.values():
             one.close()
 
 
@@ -108,12 +113,13 @@ async def _take_free(
     return None
 
 
-async def _may_have(pools: Sequence[Acquires], cluster: str, engines: int, index: int, lease: float) -> bool:
-    """Whether one of the pools has a seat of this index, or does not say so in time. Pools keep the seats that they had
-    when the list of shards was another one."""
+async def _may_have(model: ModelSeats, but: Acquires, index: int, lease: float) -> bool:
+    """Whether one of the pools of a model, `but` not this one, has a seat of this index, or does not say so in time.
+    Pools keep the seats that they had when the list of shards was another one."""
+    others = [pool for pool in model.pools if pool is not but]
     try:
         async with asyncio.timeout(lease / 3):
-            found = await asyncio.gather(*(pool.engines(cluster, engines) for pool in pools))
+            found = await asyncio.gather(*(pool.engines(model.cluster, model.engines()) for pool in others))
     except (PoolUnavailable, TimeoutError):
         return True
     return any(index in seats.indices for seats in found)
@@ -197,15 +203,17 @@ async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], d
         await asyncio.sleep(lease / 3)
 
 
-async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict) -> bool:
+async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict, idle: bool = False) -> bool:
     """Renew the lease of a seat whose engine is not ready, and return whether the seat is surplus. `gauges` are sent
-    along.
+    along. `idle` asks for the bell, and nothing runs at the seat.
 
     Raises StaleEpoch if another process owns the seat, and PoolUnavailable.
     """
     seat.call += 1
     room = Room(0, 0, 1)
-    exchange = Exchange(seat.name, seat.epoch, seat.call, [], room, gauges={"ready": 0.0} | gauges())
+    exchange = Exchange(
+        seat.name, seat.epoch, seat.call, [], room, idle, gauges={"ready": 0.0} | gauges(), holds=[] if idle else None
+    )
     reply = await pool.exchange(exchange)
     if not reply.owned:
         raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")

@@ -51,7 +51,7 @@ class Cluster:
 
     @property
     def ready(self) -> int:
-        return sum(map(is_ready, self.seats))
+        return sum(seat.ready for seat in self.seats)
 
     @property
     def settled(self) -> bool:
@@ -131,7 +131,7 @@ async def _show(urls: list[str], name: str) -> None:
 def _row(seat: SeatOverview) -> str:
     figures = seat.figures
     held = f"{seat.gauges.get('kv_usage', 0.0) * figures.num_blocks:.0f} of {figures.num_blocks}" if figures else "-"
-    ready = "yes" if is_ready(seat) else "no"
+    ready = (seat.level.name.lower() if seat.level else "yes") if seat.ready else "no"
     return COLUMNS.format(engine_of(seat.name), seat.epoch or "-", ready, seat.owner or "-", seat.running, held)
 
 
@@ -187,7 +187,7 @@ def _summary(cluster: Cluster) -> str:
     leaving = [seat for seat in cluster.seats if int(engine_of(seat.name)) >= cluster.wanted]
     draining = sum(seat.running for seat in leaving)
     removed = f"; {len(leaving)} more to be removed, with {draining} running requests" if leaving else ""
-    return f"{cluster.ready - sum(map(is_ready, leaving))} of {cluster.wanted} engines are ready{removed}"
+    return f"{cluster.ready - sum(seat.ready for seat in leaving)} of {cluster.wanted} engines are ready{removed}"
 
 
 async def _overviews(url: str) -> Overviews:
@@ -226,7 +226,3 @@ def _seats(overview: Overview, cluster: str) -> list[SeatOverview]:
 def _unsharded(pool: str) -> str:
     """The part of a pool's name that its shards share."""
     return re.sub(r"\.[0-9]{1,3}$", "", pool)
-
-
-def is_ready(seat: SeatOverview) -> bool:
-    return seat.alive and seat.gauges.get("ready") == 1

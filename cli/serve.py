@@ -84,7 +84,7 @@ class Progress:
 
 def needless_warning(settings: Settings) -> str:
     """What to say of a setting that changes nothing; empty: there is none."""
-    if settings.batch_invariant or "batch_invariant" not in settings.model_fields_set:
+    if settings.models or settings.batch_invariant or "batch_invariant" not in settings.model_fields_set:
         return ""
     return "batch_invariant=false changes nothing: on the fast path a request's bits never depend on its batch"
 
@@ -98,7 +98,8 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
         say(warning)
     server = None
     if place.pool is not None:
-        server = PoolServer(choose_server(), place.pool, settings.durability, max_bytes=settings.max_pool_bytes)
+        max_bytes = sum(each.max_pool_bytes for each in settings.each)
+        server = PoolServer(choose_server(), place.pool, settings.durability, max_bytes=max_bytes)
     keep = [await server.join()] if server else []
     command = command_of(settings)
     settings = settings.model_copy(update={"files_dir": str(place.files)})
@@ -127,26 +128,32 @@ async def _run(
     supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress, steps: Steps
 ) -> None:
     async with steps:
-        prepared, _ = await asyncio.gather(in_daemon_thread(Prepared.of, settings, say), _compile(settings, say))
-        pinned = settings.model_copy(update={"model": prepared.model})
-        if prepared.defaults:
-            say(f"requests that do not say otherwise: {prepared.defaults} (--generation-config vllm turns this off)")
+        models, _ = await asyncio.gather(in_daemon_thread(Prepared.each, settings, say), _compile(settings, say))
+        for one in models:
+            if one.defaults:
+                which = f"{one.names[0]}: " * (len(models) > 1)
+                how = "--generation-config vllm turns this off"
+                say(f"{which}requests that do not say otherwise: {one.defaults} ({how})")
+        names = {each.model: one.model for each, one in zip(settings.each, models, strict=True)}
+        pinned = settings.pinned(lambda name: names.get(name, name))
         steps.next("starting the pool")
         url = settings.redis_url.get_secret_value()
         if server is not None:
             say(f"starting the pool's server, {server.binary.path}")
             url = await server.start()
-            pool = await in_daemon_thread(_pool_name, pinned)
-            await remember_command(url, pool, command)
-            async for line in waiting(settings.data_dir, server.data_dir, url, pool):
+            pools = [one.pool for one in models]
+            for pool in pools:
+                await remember_command(url, pool, command)
+            async for line in waiting(settings.data_dir, server.data_dir, url, pools):
                 say(line)
         else:
             await asyncio.gather(*(_check_pool(shard.url, settings, say) for shard in settings.shards))
-            await _compare(pinned, say)
+            for each in pinned.each:
+                await _compare(each, say)
         say("starting Ray")
         steps.next("starting Ray and Serve")
         async with _demo(supervisor, settings, say) as fragment:
-            await supervisor.run(url, prepared.model, _ready_line(settings, fragment, prepared.has_chat))
+            await supervisor.run(url, names, _ready_line(settings, fragment, models[0].has_chat))
 
 
 async def _compile(settings: Settings, say: Progress) -> None:
@@ -159,12 +166,6 @@ async def _compile(settings: Settings, say: Progress) -> None:
         await in_daemon_thread(compiled, settings.cache_dir, say)
     except (NoKernels, OSError) as error:
         say(f"no kernels, so transformers' own layers serve, several times slower: {' '.join(str(error).split())}")
-
-
-def _pool_name(settings: Settings) -> str:
-    from actors.replica import find_model, pool_name
-
-    return pool_name(settings, find_model(settings)[1])
 
 
 @contextlib.asynccontextmanager
@@ -279,7 +280,7 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 ready = await client.get("/ready")
-                if ready.is_success:
+                if ready.is_success and not ready.text.startswith("model "):  # an engine of each model is ready
                     for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
                     return steps.end()

@@ -46,6 +46,7 @@ def run(arguments: list[str]) -> None:
             if sample.name in FIGURES
         ]
         models = list(dict.fromkeys(sample.labels["model_name"] for sample in samples)) or [first]
+        adapters = [card["id"] for card in client.get("/v1/models").json()["data"] if card.get("parent")]
         print(f"{client.base_url}  model{'s' * (len(models) > 1)} {', '.join(models)}  {_readiness(client)}")
     for name, label in FIGURES.items():
         for sample in samples:
@@ -54,6 +55,8 @@ def run(arguments: list[str]) -> None:
                 print(f"{label:32} {sample.value:>14,.10g}  {' '.join(filter(None, whose))}".rstrip())
     for weights in kept_weights(page):
         print(f"weights: {weights}")
+    if adapters:
+        print(f"adapters: {', '.join(adapters)}")
 
 
 def kept_weights(metrics: str) -> list[str]:
@@ -71,4 +74,6 @@ def _whose(labels: Mapping[str, str]) -> str:
 
 
 def _readiness(client: httpx.Client) -> str:
-    return "ready" if client.get("/ready").is_success else "not ready"
+    reply = client.get("/ready")
+    shown = reply.text.replace("\n", ", ")
+    return ", ".join(filter(None, ("ready", shown))) if reply.is_success else "not ready"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,17 +70,18 @@ class ClusterProcess:
     async def until_ready(
         self,
         redis_url: str,
-        model: str,
+        models: Mapping[str, str],
         was_ready: bool,
         answers: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
-        """Let the child start gateways and schedulers for this pool and this pinned model, and wait for `answers`.
-        Engines may fail again and again meanwhile if a cluster `was_ready` before.
+        """Let the child start gateways and schedulers for this pool and wait for `answers`. `models` are the pinned
+        names of the models by their names in the settings. Engines may fail again and again meanwhile if a cluster
+        `was_ready` before.
 
         Raises OrcaError if the child ends instead, with the child's own message if it sent one.
         """
-        self._send({"redis_url": redis_url, "model": model, "was_ready": was_ready})
+        self._send({"redis_url": redis_url, "models": models, "was_ready": was_ready})
         reader, writer = await asyncio.open_unix_connection(sock=self._pipe.dup(), limit=LINE)
         try:
             answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._listen(reader, say))
@@ -171,8 +172,9 @@ class Supervisor:
         """The folder of the cluster that runs now."""
         return self._cluster.folder
 
-    async def run(self, redis_url: str, model: str, ready: str) -> None:
-        """Keep a cluster of the pinned `model` running until cancelled; print the line `ready` when it is ready.
+    async def run(self, redis_url: str, models: Mapping[str, str], ready: str) -> None:
+        """Keep a cluster of these models running until cancelled; print the line `ready` when it is ready. `models`:
+        see `ClusterProcess.until_ready`.
 
         Raises OrcaError if the first cluster fails.
         """
@@ -180,7 +182,7 @@ class Supervisor:
         while True:
             began = time.monotonic()
             try:
-                await self._until_cluster_ready(redis_url, model, was_ready)
+                await self._until_cluster_ready(redis_url, models, was_ready)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
                 self._say(describe(ports_of(processes_of(self._cluster.folder))))
                 self._cluster.start_spares()
@@ -199,8 +201,8 @@ class Supervisor:
             await asyncio.sleep(pause)
             self._cluster = self._start()
 
-    async def _until_cluster_ready(self, redis_url: str, model: str, was_ready: bool) -> None:
-        ready = self._cluster.until_ready(redis_url, model, was_ready, self._until_ready, self._say)
+    async def _until_cluster_ready(self, redis_url: str, models: Mapping[str, str], was_ready: bool) -> None:
+        ready = self._cluster.until_ready(redis_url, models, was_ready, self._until_ready, self._say)
         starting = asyncio.create_task(ready)
         dying = asyncio.create_task(self._cluster.death())
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from services.pool.pool import LAYOUT, RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.users import in_use
+from services.settings.models import OWN
 from services.settings.settings import NAMES, SECRETS, Settings
 
 _META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
@@ -22,13 +23,23 @@ _META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
 
 def command_of(settings: Settings) -> str:
     """The command that starts a server with these settings; secrets are left out."""
-    values = {"model": settings.model, "port": settings.port} | {
+    own: frozenset[str] = OWN if settings.models else frozenset()
+    values = {"models" if own else "model": _served(settings), "port": settings.port} | {
         name: value
         for name, value in settings
-        if name in settings.model_fields_set and name in NAMES and name not in SECRETS
+        if name in settings.model_fields_set and name in NAMES and name not in SECRETS | own | {"models"}
     }
     words = ["orca", "serve", *(word for name, value in values.items() for word in _flag(name, value))]
     return shlex.join(words) + "  # and its API keys" * bool(settings.tenants)
+
+
+def _served(settings: Settings) -> str | list[str]:
+    """The model, or an entry with what is not a default for each of several."""
+    defaults = Settings().model_dump(mode="json")
+    changed = [{name: value for name, value in entry.items() if value != defaults[name]} for entry in settings.models]
+    return [
+        json.dumps({"model": entry["model"]} | own) for entry, own in zip(settings.models, changed, strict=True)
+    ] or settings.model
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -48,10 +59,10 @@ async def remember_command(url: str, pool: str, command: str) -> None:
         await client.set(_command_key(pool), command)
 
 
-async def waiting(data_dir: Path, own: Path, url: str, pool: str) -> AsyncIterator[str]:
+async def waiting(data_dir: Path, own: Path, url: str, pools: Collection[str]) -> AsyncIterator[str]:
     """A line for each pool on `data_dir` that holds unfinished requests or batches and that no server runs. The server
-    of the folder `own` answers at `url` and runs the pool `pool`."""
-    async for line in _of_server(url, f"in {own}", pool):
+    of the folder `own` answers at `url` and runs `pools`."""
+    async for line in _of_server(url, f"in {own}", pools):
         yield line
     for folder in _unserved(data_dir, own):
         port = (owner_of(folder) if folder == data_dir else folder.name).removeprefix("port-")
@@ -78,13 +89,13 @@ def _open_batches(folder: Path) -> int:
     return len(list((folder / FILES / "open").glob("batch_*")))
 
 
-async def _of_server(url: str, where: str, running: str = "") -> AsyncIterator[str]:
+async def _of_server(url: str, where: str, running: Collection[str] = ()) -> AsyncIterator[str]:
     import redis.asyncio as redis
 
     opened: Any = redis.from_url(url, decode_responses=True)
     async with opened as client:
         keys = [key async for key in client.scan_iter("orca:{*}:meta", 10_000)]
-        for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] != running):
+        for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] not in running):
             pool = RequestPool(url, name)
             try:
                 view = await pool.overview()

@@ -57,9 +57,9 @@ VLLM_SAME = """
 These flags of `vllm serve`, and the same names in a settings file, have the same meaning as in vLLM. So do `--model`,
 `--served-model-name`, `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
 `--block-size`, `--max-model-len`, `--revision` (here a part of `model`), `--tokenizer`, `--chat-template`,
-`--generation-config`, `--override-generation-config`, `--allowed-origins`, `--ssl-certfile`, `--ssl-keyfile` and
-`--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts `float16` and `float32`, not `half` and
-`float`.
+`--generation-config`, `--override-generation-config`, `--enable-lora`, `--lora-modules`, `--max-lora-rank` (here 256 by
+default), `--allowed-origins`, `--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`),
+and `--dtype` accepts `float16` and `float32`, not `half` and `float`.
 
 | vLLM | setting |
 |---|---|
@@ -121,6 +121,7 @@ def _metrics() -> str:
     seats = (*declared.SEAT_GAUGES.values(), *declared.OPTIONAL_GAUGES.values())
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in seats]
     rows += [(name, "gauge", declared.ENGINE, text) for name, text in declared.FIGURES.items()]
+    rows += [(name, "gauge", ("…_lora_adapters", "max_lora"), text) for name, text in declared.INFOS.items()]
     rows += [(name, "gauge", ("gateway",), text) for name, text in declared.GATEWAY_GAUGES.values()]
     rows += [(f"{name}_total", "counter", ("gateway",), text) for name, text in declared.GATEWAY_COUNTERS.values()]
     cells = (f"| `{name}` | {kind} | {', '.join(labels)} | {text} |\n" for name, kind, labels, text in rows)

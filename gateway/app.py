@@ -29,6 +29,7 @@ from gateway.live.routes import PageFiles
 from gateway.responses import routes as responses_routes
 from gateway.streaming import CLIENT_CLOSED_REQUEST
 from services.errors import PoolUnavailable
+from services.limits import return_memory
 from services.settings.settings import Settings
 
 SWITCH_INTERVAL = 0.001  # seconds that a thread may run while the event loop waits; Python's default of 5 ms adds up
@@ -118,7 +119,9 @@ async def _stopping(request: Request, error: Exception) -> Response:
 
 def prepare_process() -> None:
     """To be called once all modules and the tokenizer are loaded. Garbage collection skips these objects, which would
-    block the event loop for 100 ms, and threads yield to the event loop sooner."""
+    block the event loop for 100 ms, memory that only the start needed is returned, and threads yield to the event loop
+    sooner."""
     gc.collect()
     gc.freeze()
+    return_memory()
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -79,9 +79,9 @@ class Endpoint(ABC, Generic[F]):
         process, arrived_at = gateway_of(request), asyncio.get_running_loop().time()
         with process.first.rejections_counted():
             fields = await parse(request, self.schema, process.limits)
-            gateway = process.named(fields.model)
-        with gateway.rejections_counted():
             caller, position = self.headers(request, fields)
+            gateway, caller = await process.called(fields.model, caller, position.request if position else "")
+        with gateway.rejections_counted():
             validated = await self.validate(gateway, fields, caller)
             receive = request.receive if fields.stream or not caller.background else None
             generation = await gateway.shards.open(validated, position, receive, arrived_at)

@@ -52,6 +52,7 @@ class Kind(Enum):
     UNKNOWN_ORIGIN = (403, "invalid_request_error", "unknown_origin", None)
     REQUEST_NOT_FOUND = (404, "invalid_request_error", "request_not_found", None)
     NOT_FOUND = (404, "invalid_request_error", "not_found", None)
+    NOT_ENABLED = (404, "invalid_request_error", "not_enabled", None)
     NO_SUCH_OBJECT = (404, "invalid_request_error", "no_such_object", None)
     QUEUE_TIMEOUT = (408, "timeout_error", "queue_timeout", None)
     METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed", None)

@@ -5,14 +5,14 @@ its size; short work runs on the event loop, one piece per iteration of the loop
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from gateway.errors import ApiError, Kind
+from services.limits import return_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,12 +140,4 @@ def _run(size: int, work: Callable[[], T]) -> T:
         return work()
     finally:
         if size > LARGE:
-            _return_memory()
-
-
-def _return_memory() -> None:
-    """Return free memory to the system. The C library keeps it per thread: without this, a gateway would hold gigabytes
-    after a few long bodies."""
-    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
+            return_memory()

@@ -16,18 +16,22 @@ from starlette.requests import HTTPConnection
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
 from gateway.http.body import BodyLimits
-from gateway.model import ServedModel, check_names
+from gateway.http.headers import Caller
+from gateway.model import ServedModel
+from gateway.pool_client.adapters import Adapters
 from gateway.pool_client.request_record import RequestRecords
 from gateway.pool_client.shards import Shard, Shards, not_found
 from gateway.schemas.answers import Model
 from gateway.schemas.json_size import most_values
 from gateway.validation import Validator
-from services.background import start
+from services.adapters.registry import Adapter
+from services.background import keep_running, start
 from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models.info import choose_length
 from services.pool.shards import PoolShard, model_of
+from services.settings.models import check_names
 from services.settings.settings import Settings
 from services.tracing.tracer import open_tracer
 
@@ -58,6 +62,7 @@ class Gateway:
         said = described(settings, model.tokenizer.tables)
         own = self.id, self.counters, self.executor, records, process.gauges, said
         self.shards = Shards([Shard(pool, *own) for pool in served.pools], settings.number)
+        self.adapters = Adapters(self.shards.all, model, settings)
 
     @property
     def limits(self) -> BodyLimits:
@@ -73,12 +78,12 @@ class Gateway:
         """The model of a request: see `GatewayProcess.of`."""
         return self.process.of(request)
 
-    def model_card(self, name: str) -> Model:
-        """The model object under one of its names; see ServedModel."""
+    def model_card(self, name: str, adapter: Adapter | None = None) -> Model:
+        """The model object under one of its names, or that of an adapter; see ServedModel."""
         known = {each.weights: None for each in self.shards.known_figures if each.weights}
         views = [view for shard in self.shards.all if (view := shard.heartbeat.known)]
         created = min((view.created for view in views if view.created), default=self.model.created)
-        return replace(self.model, created=created).card(name, "; ".join(known))
+        return replace(self.model, created=created).card(name, "; ".join(known), adapter)
 
     async def figures(self) -> EngineFigures:
         """The limits of the largest engine, of the shard where these are lowest. Raises ApiError until there has been
@@ -99,7 +104,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Run until cancelled, also while pools are unavailable."""
-        await asyncio.gather(*(shard.run() for shard in self.shards.all))
+        await asyncio.gather(keep_running(self.adapters.run), *(shard.run() for shard in self.shards.all))
 
     async def stop(self) -> None:
         """Close the open streams, and unregister from the pools that are available. To be called after `run` ended."""
@@ -110,30 +115,39 @@ class GatewayProcess:
     """A gateway process: its models, and what they share. Its id is random: a restarted gateway is a new one."""
 
     def __init__(self, models: Sequence[ModelPools], settings: Settings) -> None:
-        """The first model is the default. Raises ModelError if two have a name in common."""
+        """The first model is the default. Raises UsageError if two have a name or their pool in common."""
         self.id = secrets.token_hex(8)
         self.settings = settings
         self.executor = FairExecutor()
         self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
         self.all = [Gateway(self, served) for served in models]
-        check_names(gateway.model for gateway in self.all)
+        check_names([(each.model.info.name, each.model.names, each.shards.all[0].pool.name) for each in self.all])
 
     @property
     def first(self) -> Gateway:
         """The default model."""
         return self.all[0]
 
-    def named(self, name: str | None) -> Gateway:
-        """The model of this name, by default the first. Raises ApiError if there is none."""
-        if name is None or len(self.all) == 1:
-            return self.first
+    async def called(self, name: str | None, caller: Caller, earlier: str = "") -> tuple[Gateway, Caller]:
+        """The model of this name, by default the first, and the caller with the adapter that has the name, if one has.
+        `earlier`: see `Adapters.named_by`. Raises ApiError if there is none; PoolUnavailable."""
+        if name is None:
+            return self.first, caller
         for gateway in self.all:
-            with contextlib.suppress(ApiError):
-                gateway.validator.check_model(name)
-                return gateway
+            if name in gateway.model.names:
+                return gateway, caller
+        for gateway in self.all:
+            adapted = await gateway.adapters.named_by(name, caller, earlier)
+            if adapted.adapter:
+                return gateway, adapted
         served = ", ".join(f"'{own}'" for gateway in self.all for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    def check_name(self, adapter: str) -> None:
+        """Raises ApiError if a model has the name of this adapter."""
+        if any(adapter in gateway.model.names for gateway in self.all):
+            raise ApiError(Kind.INVALID, f"'{adapter}' is a model's name; an adapter needs another one.", "lora_name")
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
@@ -153,7 +167,9 @@ class GatewayProcess:
     def gauges(self) -> dict[str, float]:
         """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
         resident = int(STATM.read_text().split()[1]) * resource.getpagesize()
-        return {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        gauges = {"requests": self.requests, "cpu": time.process_time(), "memory": resident}
+        readers = (shard.reader for gateway in self.all for shard in gateway.shards.all)
+        return gauges | {key: count for reader in readers for key, count in reader.adapted().items()}
 
     @property
     def requests(self) -> int:

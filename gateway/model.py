@@ -5,16 +5,17 @@ Tokenizing a long text takes long: it is done by the executor, off the event loo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from gateway.errors import ApiError, Kind
 from gateway.schemas.answers import Model, ModelDetails
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import NO_DEFAULTS, GenerationFields
-from services.errors import ModelError
+from services.adapters.registry import Adapter
 from services.models import ModelInfo
 from services.models.generation import SamplingDefaults
 from services.text import Tokenizer
@@ -27,7 +28,8 @@ Words = tuple[tuple[int, ...], ...]
 class ServedModel:
     """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds, for clients only until
     the pool says when it had its first gateway. `defaults`: the sampling of requests that do not say it. `aliases`:
-    further names by which requests may ask for it; answers have its `name`. `allow_control_tokens`: the setting."""
+    further names by which requests may ask for it; answers have its `name`. `allow_control_tokens`: the setting.
+    `folder`: with its files, for the check of adapters."""
 
     name: str
     tokenizer: Tokenizer
@@ -36,14 +38,16 @@ class ServedModel:
     defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
     allow_control_tokens: bool = False
+    folder: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.name, *self.aliases
 
-    def card(self, name: str, weights: str = "") -> Model:
-        """The model object under one of its names, with fields of OpenAI, Anthropic and vLLM (`max_model_len`), its
-        defaults if any, and how engines keep its `weights` if that is known."""
+    def card(self, name: str, weights: str = "", adapter: Adapter | None = None) -> Model:
+        """The model object under one of its names, or that of an adapter, with fields of OpenAI, Anthropic and vLLM
+        (`max_model_len`), its defaults if any, and how engines keep its `weights` if that is known."""
+        created = int(adapter.since) if adapter else self.created
         known: ModelDetails = {}
         if said := self.defaults.given():
             known["default_sampling_params"] = said
@@ -52,29 +56,17 @@ class ServedModel:
         return {
             "id": name,
             "object": "model",
-            "created": self.created,
+            "created": created,
             "owned_by": "orca",
-            "root": self.info.name,
-            "parent": None,
+            "root": adapter.path if adapter else self.info.name,
+            "parent": self.name if adapter else None,
             "max_model_len": self.info.max_model_len,
             **known,
             "type": "model",
             "display_name": name,
-            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "lifecycle": "active",
         }
-
-
-def check_names(models: Iterable[ServedModel]) -> None:
-    """Raises ModelError if two models have a name in common, which would not say which one a request means."""
-    owners: dict[str, ServedModel] = {}
-    for model in models:
-        for name in model.names:
-            if (other := owners.setdefault(name, model)) is not model:
-                raise ModelError(
-                    f"two models have the name {name!r}, from {other.info.name} and {model.info.name}; give one of "
-                    "them another served_model_name"
-                )
 
 
 def text_tokens(

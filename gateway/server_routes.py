@@ -9,14 +9,16 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gateway.errors import POOL_AWAY, ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
+from gateway.http.headers import Caller
 from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard, or_error
+from gateway.schemas.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.schemas.answers import Load, Model, ModelList, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
@@ -24,6 +26,7 @@ from services.metrics import ModelPage, Wanted, render
 from services.overview import Overview
 from services.version import program_version
 
+ADAPTER_ERRORS = (*BODY_ERRORS, *POOL_ERRORS, Kind.NO_SUCH_OBJECT, Kind.NOT_ENABLED, Kind.OPERATOR_ONLY)
 HEALTH = documented(empty={503: "a part of this gateway has ended"})
 
 router = APIRouter()
@@ -47,8 +50,9 @@ async def load(request: Request) -> Load:
 
 @router.get("/ready", **documented(text=True, errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
-    names the models and shards for which that is not so."""
+    """200 while a pool accepts requests and an engine is ready for them, even if it is busy, or sleeps and wakes up for
+    them; as of the last second. The text says how deep engines sleep, and names the models and shards for which that is
+    not so."""
     models = gateway_of(request).all
     unready = {gateway.model.name: _unready(gateway) for gateway in models}
     if all(len(unready[gateway.model.name]) == len(gateway.shards.all) for gateway in models):
@@ -56,15 +60,26 @@ async def ready(request: Request) -> Response:
     lines = []
     for gateway in models:
         model = f"model {gateway.model.name}" * (len(models) > 1)
-        several = len(gateway.shards.all) > 1
-        for number, error in unready[gateway.model.name].items():
-            where = ", ".join(filter(None, (model, f"shard {number}" * several)))
-            lines.append(f"{where}: {error.message}")
+        several, errors = len(gateway.shards.all) > 1, unready[gateway.model.name]
+        for shard in gateway.shards.all:
+            error = errors.get(shard.number)
+            if text := error.message if error else _sleeps(shard):
+                where = ", ".join(filter(None, (model, f"shard {shard.number}" * several)))
+                lines.append(": ".join(filter(None, (where, text))))
     return Response("\n".join(lines), media_type="text/plain")
+
+
+def _sleeps(shard: Shard) -> str:
+    """The state of the engine of this shard that has given back least; empty if it is awake."""
+    level = shard.overview().level
+    return level.name.lower() if level else ""
 
 
 def _unready(gateway: Gateway) -> dict[int, ApiError]:
     """Why requests of each shard of a model would not be answered now, by the number of the shard."""
+    if not gateway.adapters.announced:
+        loading = ApiError(Kind.NO_ENGINE, "The adapters of the settings are being loaded.")
+        return {shard.number: loading for shard in gateway.shards.all}
     return {shard.number: error for shard in gateway.shards.all if (error := _not_ready(shard))}
 
 
@@ -79,24 +94,55 @@ def _not_ready(shard: Shard) -> ApiError | None:
     return None if overview.ready else ApiError(Kind.NO_ENGINE, "No engine is ready.")
 
 
+@router.post(
+    "/v1/load_lora_adapter", **documented(takes=LoadLoraAdapter, text=True, errors=(*ADAPTER_ERRORS, Kind.FILES_FULL))
+)
+async def load_lora_adapter(request: Request) -> Response:
+    """Loads a LoRA adapter from a folder below `lora_dir`; needs the operator's key. Its name is a model's name for all
+    requests that are sent from now on, at all gateways. `load_inplace` replaces an adapter; requests that have the
+    former one continue with it. `tenants`: who can name it, by default everybody; `model`: for which model it is."""
+    process = gateway_of(request)
+    fields = await parse(request, LoadLoraAdapter, process.limits)
+    gateway, _ = await process.called(fields.model, Caller(request.state.tenant))
+    process.check_name(fields.lora_name)
+    inplace, tenants = bool(fields.load_inplace), fields.tenants or ()
+    await gateway.adapters.load(fields.lora_name, fields.lora_path, inplace, tenants)
+    return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", **documented(takes=UnloadLoraAdapter, text=True, errors=ADAPTER_ERRORS))
+async def unload_lora_adapter(request: Request) -> Response:
+    """Unloads a LoRA adapter; needs the operator's key. Requests that have it continue, later ones do not find it."""
+    process = gateway_of(request)
+    fields = await parse(request, UnloadLoraAdapter, process.limits)
+    having = [gateway for gateway in process.all if await gateway.adapters.has(fields.lora_name)]
+    await (having or process.all)[0].adapters.unload(fields.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
+
+
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
     """The metrics of each pool, and of each gateway by its id: the same page at every gateway."""
     models = gateway_of(request).all
     found = await asyncio.gather(*(or_error(gateway.shards.latest_overviews()) for gateway in models))
-    pages = [_page(gateway, one) for gateway, one in zip(models, found, strict=True)]
+    names = await asyncio.gather(*(or_error(gateway.adapters.by_digest()) for gateway in models))
+    pages = [_page(*parts) for parts in zip(models, found, names, strict=True)]
     if errors := [one for one in found if isinstance(one, PoolUnavailable)][len(models) - 1 :]:
         raise errors[0]
     return Response(render(pages), media_type=CONTENT_TYPE_LATEST)
 
 
-def _page(gateway: Gateway, found: dict[int, Overview | None] | PoolUnavailable) -> ModelPage:
-    """What /metrics shows of a model whose pools gave this answer."""
+def _page(
+    gateway: Gateway,
+    found: dict[int, Overview | None] | PoolUnavailable,
+    names: dict[str, str] | PoolUnavailable | None,
+) -> ModelPage:
+    """What /metrics shows of a model whose pools gave these answers."""
     if isinstance(found, PoolUnavailable):
         found = {shard.number: None for shard in gateway.shards.all}
     settings = gateway.settings
     wanted = Wanted(settings.engines, settings.gateways, settings.max_pool_bytes)
-    return ModelPage(gateway.model.name, found, wanted)
+    return ModelPage(gateway.model.name, found, wanted, None if isinstance(names, PoolUnavailable) else names)
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
@@ -113,20 +159,22 @@ async def version(request: Request) -> Version:
     }
 
 
-@router.get("/v1/models", **documented(gives=ModelList))
+@router.get("/v1/models", **documented(gives=ModelList, errors=POOL_ERRORS))
 async def models(request: Request) -> ModelList:
-    """The served models, each under each of its names, the default one first. `has_more`, `first_id` and `last_id` are
-    for Anthropic's clients."""
-    cards = [gateway.model_card(name) for gateway in gateway_of(request).all for name in gateway.model.names]
+    """The served models, each under each of its names, the default one first, then the adapters that the key's tenant
+    can name. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
+    gateways, tenant = gateway_of(request).all, request.state.tenant
+    cards = [gateway.model_card(name) for gateway in gateways for name in gateway.model.names]
+    for gateway in gateways:
+        cards += [gateway.model_card(one.name, one) for one in await gateway.adapters.visible(tenant)]
     return {"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 
-@router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
+@router.get("/v1/models/{name:path}", **documented(gives=Model, errors=(*POOL_ERRORS, Kind.MODEL_NOT_FOUND)))
 async def model(request: Request, name: str) -> Model:
-    """The model, if it is served."""
-    gateway = gateway_of(request).named(name)
-    gateway.validator.check_model(name)
-    return gateway.model_card(name)
+    """The model, if it is served, or the adapter."""
+    gateway, caller = await gateway_of(request).called(name, Caller(request.state.tenant))
+    return gateway.model_card(name, caller.adapter)
 
 
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
@@ -134,8 +182,7 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
     process = gateway_of(request)
     fields = await parse(request, TokenizeRequest, process.limits)
-    gateway = process.named(fields.model)
-    gateway.validator.check_model(fields.model)
+    gateway, _ = await process.called(fields.model, Caller(request.state.tenant))
     return await _off_loop(request, partial(_tokens, gateway, fields))
 
 
@@ -144,8 +191,7 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens, with special tokens spelled out."""
     process = gateway_of(request)
     fields = await parse(request, DetokenizeRequest, process.limits)
-    gateway = process.named(fields.model)
-    gateway.validator.check_model(fields.model)
+    gateway, _ = await process.called(fields.model, Caller(request.state.tenant))
     return await _off_loop(request, partial(_text, gateway, fields))
 
 
@@ -189,7 +235,8 @@ def _text(gateway: Gateway, fields: DetokenizeRequest) -> Detokenized:
 async def tokenizer_info(request: Request) -> dict[str, object]:
     """The contents of the tokenizer_config.json of the model that the query names, by default the first, without paths,
     in vLLM's format."""
-    model = gateway_of(request).named(request.query_params.get("model")).model
+    gateway, _ = await gateway_of(request).called(request.query_params.get("model"), Caller(request.state.tenant))
+    model = gateway.model
     tokenizer, config = model.tokenizer, model.tokenizer.config
     special = tokenizer.spelled(sorted(tokenizer.special_ids))
     return {

@@ -19,7 +19,6 @@ from services.messages import TokenEvent
 CLIENT_CLOSED_REQUEST = 499  # only access logs show it
 KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies close idle connections
 WRITE_TIMEOUT = 60.0  # seconds within which the client must read what is sent
-COMMENT = b": keep-alive\n\n"
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +80,16 @@ async def streaming_response(generation: Generation, make_writer: Callable[[], S
         writer = make_writer()
         while not first:
             events = await generation.take(until)
-            first = await generation.work(size_of(events), writer.write, events) if events else COMMENT
+            first = await generation.work(size_of(events), writer.write, events) if events else _comment(generation)
     except BaseException:
         generation.close()
         raise
     return EventStream(generation, writer, first)
+
+
+def _comment(generation: Generation) -> bytes:
+    """A comment, which clients ignore, that says what the request waits for."""
+    return f": {generation.waits_for() or 'keep-alive'}\n\n".encode()
 
 
 class EventStream(Response):
@@ -144,7 +148,7 @@ class EventStream(Response):
         try:
             events = await self._generation.take(until)
             if not events:
-                return COMMENT
+                return _comment(self._generation)
             return await self._generation.work(size_of(events), self._writer.write, events)
         except ApiError as error:
             return self._writer.fail(error)

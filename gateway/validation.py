@@ -20,8 +20,9 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.vectors import VectorFields
+from services.adapters.registry import Adapter
 from services.messages import EngineFigures, NewSequence, Submission
-from services.requests import NO_TOKEN_LEFT, SamplingParams, known_to_all, needs_of
+from services.requests import NO_TOKEN_LEFT, OF_ADAPTERS, SamplingParams, known_to_all, needs_of
 from services.settings.settings import Settings
 from services.text.tokenizer import EncodedText
 from services.wire import pack
@@ -95,7 +96,7 @@ class Validator:
         return await self._executor.run(caller.work_queue, size, work, figures)
 
     def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_generates(fields.model)
+        self.check_generates(fields.model, caller.adapter)
         self._check_count(len(fields.prompt) * fields.choices, "prompt", "choices (prompts x n)")
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
@@ -107,7 +108,7 @@ class Validator:
         return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
     def _chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_generates(fields.model)
+        self.check_generates(fields.model, caller.adapter)
         prompt = chat_tokens(
             self._model,
             fields.messages,
@@ -149,6 +150,8 @@ class Validator:
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
+        if caller.adapter:
+            samplings = [replace(sampling, adapter=caller.adapter.digest) for sampling in samplings]
         for sampling in samplings:
             check_needs(sampling, figures)
         inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
@@ -158,6 +161,8 @@ class Validator:
         check_logprobs(kind, fields, prompts, sequences)
         tier = service_tier(kind, fields, self._settings.order)
         plan = plan_of(kind, fields, digest, prompts, sequences, tier, extra, texts, reading)
+        if caller.adapter:
+            plan = replace(plan, model=caller.adapter.name)
         submission = self._submission(
             request, sequences, plan, caller, fields.request_class, fields.ttft_target or 0.0, fields.store is not False
         )
@@ -242,15 +247,16 @@ class Validator:
         """The tokens of `prompt` that `truncate_prompt_tokens` keeps."""
         return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._model.names:
+    def check_model(self, name: str | None, adapter: Adapter | None = None) -> None:
+        """Raises ApiError if there is no model of this name; `adapter`: the one that has it."""
+        if name is not None and adapter is None and name not in self._model.names:
             served = " or ".join(f"'{own}'" for own in self._model.names)
             text = f"The model '{name[:100]}' does not exist; this server serves {served}."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def check_generates(self, name: str | None) -> None:
-        """Raises ApiError if there is no model of this name, or if it makes vectors in place of text."""
-        self.check_model(name)
+    def check_generates(self, name: str | None, adapter: Adapter | None = None) -> None:
+        """Raises ApiError as `check_model` does, and if the model makes vectors in place of text."""
+        self.check_model(name, adapter)
         if pooling := self._model.info.pooling:
             routes = "/v1/embeddings" if pooling.kind == "embed" else "/v1/score or /v1/rerank"
             text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {routes}."
@@ -463,6 +469,9 @@ def check_choice(sampling: SamplingParams, eos: Set[int], vocab_size: int) -> No
 def check_needs(sampling: SamplingParams, figures: EngineFigures) -> None:
     """Raises ApiError if the request needs a feature that the engine does not have."""
     for name in needs_of(sampling):
+        if name in OF_ADAPTERS and name not in figures.features:
+            text = "The model is an adapter, and the engines that run now serve none; start them with enable_lora."
+            raise ApiError(Kind.INVALID, text, "model")
         if name not in figures.features:
             text = f"Invalid '{name}': the engines that run now are of a build that does not know it; leave it out."
             raise ApiError(Kind.INVALID, text, name)

@@ -6,9 +6,11 @@ of time in each period, which the mask of allowed processors does not show; a se
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 UNLIMITED = 1 << 62  # bytes; version 1 says nearly 2**63 for no limit
 PROC = Path("/proc")
@@ -33,6 +35,14 @@ def free_memory(proc: Path = PROC) -> int:
     """Bytes that the machine and every control group have left, without taking them from a process."""
     left = [max(0, limit - _used(group)) for group in _groups("memory", proc) if (limit := _limit(group)) < UNLIMITED]
     return min([_meminfo("MemAvailable", proc), *left])
+
+
+def return_memory() -> None:
+    """Return free memory of this process to the system. The C library keeps it per thread: without this, a process
+    would go on to hold what a model's start, or a few long bodies, needed at once."""
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _groups(controller: str, proc: Path) -> Iterator[Path]:

@@ -34,6 +34,9 @@ class Iteration:
     `drafts` are guesses at the next output tokens of some of these requests. They are computed behind the request's own
     tokens, and as many of them are kept as are the tokens that would have been sampled. A draft changes no token.
     `wants_forced` asks for `IterationResult.forced`.
+
+    With `sleep`, no request is left after `released`, and the engine gives back the memory of its KV cache and forgets
+    the names of its blocks. The next iteration takes memory again.
     """
 
     epoch: str
@@ -45,6 +48,7 @@ class Iteration:
     full_blocks: dict[int, bytes] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     wants_forced: bool = False
+    sleep: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -1,12 +1,22 @@
-"""Overview: the state of the pool and its seats, for metrics and status."""
+"""Overview: the state of the pool, its seats and their engines, for metrics and status."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from services.messages import EngineFigures
 from services.seats import cluster_of
+
+
+class SleepLevel(IntEnum):
+    """What an engine without requests has given back. Each state includes those before it."""
+
+    AWAKE = 0
+    ASLEEP = 1  # the memory of the KV cache, with its prefixes
+    COLD = 2  # the weights; one process of each rank stays, with everything imported
+    OFF = 3  # all processes, and their place in the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,16 @@ class SeatOverview:
     summary: str
     owner: str = ""  # empty while the seat has none
     epoch: str = ""  # of the owner
+
+    @property
+    def ready(self) -> bool:
+        """Whether its engine is attached and can run iterations, or wakes up when requests wait."""
+        return self.alive and self.gauges.get("ready") == 1
+
+    @property
+    def level(self) -> SleepLevel:
+        """The state of its engine."""
+        return SleepLevel(int(self.gauges.get("sleep", 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +68,23 @@ class Overview:
 
     @property
     def ready(self) -> bool:
-        """Whether a scheduler owns a seat and reports that its engine is attached and can run iterations."""
+        """Whether a scheduler owns a seat and reports that its engine is ready."""
         return self.ready_engines > 0
 
     @property
     def ready_engines(self) -> int:
         """The number of seats of which that is true."""
-        return sum(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)
+        return sum(seat.ready for seat in self.seats)
+
+    @property
+    def level(self) -> SleepLevel | None:
+        """The state of the engine that is ready and has given back least; None if none is ready."""
+        return min((seat.level for seat in self.seats if seat.ready), default=None)
+
+    @property
+    def awake(self) -> bool:
+        """Whether an engine is ready and has its weights."""
+        return self.level is not None and self.level < SleepLevel.COLD
 
 
 def combined(overviews: Sequence[Overview]) -> Overview:

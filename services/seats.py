@@ -1,7 +1,8 @@
 """Seats, the places of engines in a pool: which ones a cluster has, who gets one, how many engines are wanted.
 
-A seat is named `<cluster>/<index>`. A seat whose index is not below the number of engines that the cluster is to have
-is surplus: it gets no requests, and whoever owns it removes its engine, after which the pool forgets it.
+A seat is named `<cluster>/<index>`; for a model with a number, `<cluster>.m<number>/<index>`. A seat whose index is not
+below the number of engines that the cluster is to have is surplus: it gets no requests, and whoever owns it removes its
+engine, after which the pool forgets it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class ClusterSeats:
     def removed(self) -> bool:
         """Whether no surplus engine is left."""
         return not self.surplus
+
+
+def cluster_of_model(cluster: str, model: int) -> str:
+    """Return the name under which a cluster has the seats of a model with this number."""
+    return f"{cluster}.m{model}" if model else cluster
 
 
 def cluster_of(seat: str) -> str:

@@ -51,7 +51,6 @@ LATENT = {
     "num_key_value_heads": 4,
     "head_dim": 8,
 }
-ROUTED = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1}
 FACTORS = [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0]
 LONG_ROPE = {
     "rope_type": "longrope",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engine_record import reason_in
+from actors.placement import label_of
 from services.errors import EngineLost, ModelError
 from services.pool.server.users import try_lock
 
@@ -22,9 +23,9 @@ FATAL = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)  # by Python's
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """A process of the engine with this index has failed. `actor` is the name of its actor, `pid` its process id."""
+    """A process of the engine with this label has failed. `actor` is the name of its actor, `pid` its process id."""
 
-    engine: int
+    engine: str  # its label
     actor: str
     pid: int
     reason: str
@@ -38,7 +39,7 @@ class StartFailures:
     """Counts failures until an engine is ready."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[int, str]] = Counter()  # by engine and actor: ranks of an engine fail together
+        self._counts: Counter[tuple[str, str]] = Counter()  # by engine and actor: ranks of an engine fail together
 
     def add(self, failure: EngineFailure) -> None:
         """Raises ModelError with the engine's reason if it has refused the model."""
@@ -47,14 +48,14 @@ class StartFailures:
         self._counts[failure.engine, failure.actor] += 1
         self._last = failure
 
-    def check(self, engines: Collection[int]) -> None:
+    def check(self, engines: Collection[str]) -> None:
         """Raises EngineLost if each of these engines has failed `MOST_FAILURES` times: none of them will be ready."""
         if engines and all(self._count(engine) >= MOST_FAILURES for engine in engines):
             each = "the engine has" if len(engines) == 1 else f"each of the {len(engines)} engines has"
             raise EngineLost(f"{each} failed {MOST_FAILURES} times in a row; at last, {self._last}")
 
-    def _count(self, engine: int) -> int:
-        return max((count for (index, _), count in self._counts.items() if index == engine), default=0)
+    def _count(self, engine: str) -> int:
+        return max((count for (label, _), count in self._counts.items() if label == engine), default=0)
 
 
 class EngineWatch:
@@ -81,7 +82,7 @@ class EngineWatch:
         except FileNotFoundError:  # its engine is not needed any more
             return None
         actor, _, pid = record.name.rpartition(".")
-        engine = int(actor.split("-")[1])
+        engine = label_of(actor)
         if reason and (died or reason.refused):
             return EngineFailure(engine, actor, int(pid), reason.text, reason.refused)
         if not died:

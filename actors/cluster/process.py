@@ -32,7 +32,7 @@ from actors.cluster.environment import RAY_FOLDER
 from actors.engine_build import engine_settings, layout_of
 from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
-from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
+from actors.placement import NAMESPACE, check_gpus, engine_labels, ensure_engine, model_of_label, remove_engine
 from actors.ray_private import keep_gcs, set_replicas, slow_control_loop, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import daemon_thread, quiet_moment, start_thread
@@ -41,6 +41,7 @@ from services.live.frames import END, FRAMES
 from services.logs import configure
 from services.models import resolve
 from services.models.pin import pin_commit
+from services.pool.pool import RequestPool
 from services.settings.settings import Settings
 from services.settings.sources import load
 
@@ -110,13 +111,9 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     pipe.send(at="ray")
     serve = _start_serve(settings)
     received = pipe.receive()
-    update = {
-        "redis_url": SecretStr(received["redis_url"]),
-        "model": received["model"],
-        "tokenizer": settings.tokenizer and pin_commit(settings.tokenizer),
-        "durability": "everysec",
-    }
-    settings = settings.model_copy(update=update)
+    names: dict[str, str] = received["models"]
+    settings = settings.pinned(lambda name: names.get(name) or pin_commit(name))
+    settings = settings.model_copy(update={"redis_url": SecretStr(received["redis_url"]), "durability": "everysec"})
     ready = threading.Event()
     watch = EngineWatch(records_in(folder), folder / RAY_FOLDER / "session_latest" / "logs")
     watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
@@ -144,19 +141,15 @@ def _start_ray(settings: Settings, folder: Path) -> None:
     Raises SettingsError if a device that the settings name is absent, or if they need the fast path, or a model that
     can be split over the ranks, and this model lacks it.
     """
-    size = layout_of(settings).size
-    if size > 1 or settings.weights == "int8" or settings.kv_cache_dtype != "auto" or settings.batch_invariant:
-        from services.engine.startup.loading import check_settings  # imports torch, which takes seconds
-        from services.engine.startup.proof.verdict import proven
-
-        model = resolve(settings.model, settings.cache_dir, log.info)  # without replaced files: its layers are the same
-        check_settings(model, proven(model, engine_settings(settings)))
+    for each in settings.each:
+        _check_engine(each)
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
     use_small_head()
+    ranks = sum(each.most_engines * layout_of(each).size for each in settings.each)
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, settings.most_engines * size),
+        num_cpus=max(os.cpu_count() or 1, ranks),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
         log_to_driver=False,
@@ -165,6 +158,17 @@ def _start_ray(settings: Settings, folder: Path) -> None:
         _temp_dir=str(folder / RAY_FOLDER),  # Ray makes it readable for everybody; `folder` stays this user's
     )
     check_gpus(settings, int(ray.cluster_resources().get("GPU", 0)))
+
+
+def _check_engine(settings: Settings) -> None:
+    """Raises SettingsError if the settings of a model need what its engines lack."""
+    split = layout_of(settings).size > 1
+    if split or settings.weights == "int8" or settings.kv_cache_dtype != "auto" or settings.batch_invariant:
+        from services.engine.startup.loading import check_settings  # imports torch, which takes seconds
+        from services.engine.startup.proof.verdict import proven
+
+        model = resolve(settings.model, settings.cache_dir, log.info)  # without replaced files: its layers are the same
+        check_settings(model, proven(model, engine_settings(settings)))
 
 
 def _start_serve(settings: Settings) -> Future[None]:
@@ -187,8 +191,9 @@ def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
     url = folder / "redis-url"
     url.touch(mode=0o600)
     url.write_text(settings.redis_url.get_secret_value())
-    for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
-        ensure_engine(settings, index, rank)
+    for each in settings.each:
+        for index, rank in itertools.product(range(each.engines), range(layout_of(each).size)):
+            ensure_engine(each, index, rank)
 
     from ray import serve
 
@@ -209,8 +214,8 @@ def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
 def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:
     """Send the failures of engines until the server is ready; their schedulers try again for ever.
 
-    The start ends with an error if an engine refuses the model, and, except for `forever`, if all engines have failed
-    several times. The supervisor then ends this process.
+    The start ends with an error if an engine refuses its model, and, except for `forever`, if all engines of a model
+    have failed several times. The supervisor then ends this process.
     """
     failures = StartFailures()
     with contextlib.suppress(OrcaError), pipe.reporting():
@@ -219,12 +224,13 @@ def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threadi
                 failures.add(failure)
                 pipe.send(failed=str(failure))
             if not forever:
-                failures.check(engine_indices())
+                for _, engines in itertools.groupby(engine_labels(), key=model_of_label):
+                    failures.check(list(engines))
 
 
 async def _quiet(settings: Settings) -> None:
     """Wait for a moment without requests: processes that start would take the processors from their first tokens."""
-    pools = [shard.pool for shard in open_shards(settings, find_model(settings)[1])]
+    pools = [pool for each in settings.each for pool in _pools(each)]
 
     async def busy() -> bool:
         with contextlib.suppress(OrcaError):
@@ -239,6 +245,10 @@ async def _quiet(settings: Settings) -> None:
             await pool.close()
 
 
+def _pools(settings: Settings) -> list[RequestPool]:
+    return [shard.pool for shard in open_shards(settings, find_model(settings)[1])]
+
+
 def _add_replicas(settings: Settings) -> None:
     """Start the spare schedulers and the further gateways."""
     from actors.app import replicas
@@ -249,8 +259,8 @@ def _add_replicas(settings: Settings) -> None:
 
 async def _end_feeds(settings: Settings) -> None:
     """End the live feeds, which are requests that never end by themselves: `drain` would wait for them in vain."""
-    for shard in open_shards(settings, find_model(settings)[1]):
-        broadcast = shard.pool.broadcast()
+    for pool in (pool for each in settings.each for pool in _pools(each)):
+        broadcast = pool.broadcast()
         with contextlib.suppress(OrcaError):
             await broadcast.publish(FRAMES, END)
         await broadcast.close()
@@ -266,8 +276,8 @@ def _stop(settings: Settings, folder: Path) -> None:
         from ray import serve
 
         serve.shutdown()
-        for index in engine_indices():
-            remove_engine(index)
+        for engine in engine_labels():
+            remove_engine(engine)
     ray.shutdown()
 
 

@@ -52,7 +52,7 @@ class Plan:
     (see `gateway/answer/parsers`); empty: all text is content. `reasoning_open`: the prompt ends inside the reasoning.
     `parallel_tool_calls`: false keeps the first call only. `include_reasoning`: false leaves the reasoning out.
     `types`: for each tool, the JSON types of its parameters that are not only strings (see `parameter_types`), where
-    the parser needs them.
+    the parser needs them. `model`: the name of its adapter; empty: the request has none.
     """
 
     kind: AnswerKind
@@ -85,6 +85,7 @@ class Plan:
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     types: dict[str, dict[str, str]] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def chat(self) -> bool:

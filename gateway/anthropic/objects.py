@@ -29,7 +29,7 @@ class MessageHead:
 
     @classmethod
     def of(cls, generation: Generation, model: ServedModel) -> Self:
-        return cls(generation.request, model.name, generation.plan)
+        return cls(generation.request, generation.plan.model or model.name, generation.plan)
 
 
 class MessageAnswer:

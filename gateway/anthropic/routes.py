@@ -26,6 +26,7 @@ from gateway.schemas.messages import (
 )
 from gateway.streaming import streaming_response
 from gateway.validation import ValidatedRequest
+from services.adapters.registry import Adapter
 from services.messages import EngineFigures
 
 router = APIRouter(prefix=MESSAGES_PATH)
@@ -46,7 +47,7 @@ class Messages(Endpoint[MessageRequest]):
 
     async def validate(self, gateway: Gateway, fields: MessageRequest, caller: Caller) -> ValidatedRequest:
         def work(figures: EngineFigures) -> ValidatedRequest:
-            prompt = _prompt(gateway, fields)
+            prompt = _prompt(gateway, fields, caller.adapter)
             return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
 
         return await gateway.validator.validate(caller, caller.size, fields, work)
@@ -76,14 +77,15 @@ async def count_tokens(request: Request) -> TokenCount:
     """The number of prompt tokens that the same message would have."""
     process = gateway_of(request)
     fields = await parse(request, CountTokensRequest, process.limits)
-    gateway = process.named(fields.model)
-    prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields)
+    gateway, caller = await process.called(fields.model, Caller(request.state.tenant))
+    size, adapter = request.state.size, caller.adapter
+    prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, adapter)
     return {"input_tokens": len(prompt)}
 
 
-def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
+def _prompt(gateway: Gateway, fields: Conversation, adapter: Adapter | None) -> list[int]:
     """The token ids of the prompt. The answer continues a last message of the assistant. Raises ApiError."""
-    gateway.validator.check_generates(fields.model)
+    gateway.validator.check_generates(fields.model, adapter)
     turns = fields.turns
     continues = turns[-1].role == "assistant"
     tools = fields.tool_use.for_template()

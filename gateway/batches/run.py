@@ -220,8 +220,8 @@ class LineAnswerer:
         caller = self._caller(number, len(line))
         with contextlib.suppress(ApiError):
             fields = await self._fields(value["body"], caller)
-            request = self._endpoint.kind.prefix + caller.request_name(digest_of(fields))
-            self._on_request(number, self._placed(self._named(fields), request, caller))
+            gateway, _ = await self._named(fields, caller)
+            self._on_request(number, self._placed(gateway, self._request_name(fields, caller), caller))
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
@@ -242,7 +242,7 @@ class LineAnswerer:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
         fields = await self._fields(body, caller)
-        gateway = self._named(fields)
+        gateway, caller = await self._named(fields, caller)
         validated = await self._endpoint.validate(gateway, fields, caller)
         # a line waits while there are other requests; the batch's window is its only deadline
         submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
@@ -275,9 +275,16 @@ class LineAnswerer:
             named_by_fields=True,  # known before the line is validated; nobody resumes its stream
         )
 
-    def _named(self, fields: GenerationFields | VectorFields) -> Gateway:
-        """The model of a line: the one that it names, else that of the batch. Raises ApiError if there is none."""
-        return self._gateway if fields.model is None else self._gateway.process.named(fields.model)
+    async def _named(self, fields: GenerationFields | VectorFields, caller: Caller) -> tuple[Gateway, Caller]:
+        """The model of a line, the one that it names or else that of the batch, and the caller with its adapter. Raises
+        ApiError if there is none; PoolUnavailable."""
+        if fields.model is None:
+            return self._gateway, caller
+        earlier = self._placed(self._gateway, self._request_name(fields, caller), caller)
+        return await self._gateway.process.called(fields.model, caller, earlier)
+
+    def _request_name(self, fields: GenerationFields | VectorFields, caller: Caller) -> str:
+        return self._endpoint.kind.prefix + caller.request_name(digest_of(fields))
 
     def _placed(self, gateway: Gateway, request: str, caller: Caller) -> str:
         """The id of a line's request in its shard."""

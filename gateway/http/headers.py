@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
+from services.adapters.registry import Adapter
 from services.pool.shards import ID_SUFFIX, slot_of
 
 MAX_KEY_CHARS = 255
@@ -30,7 +31,8 @@ class Caller:
 
     `queue_timeout`: seconds within which an engine must begin the request; None: the setting. `size`: bytes of the
     body. `queue`: the queue for work off the event loop; by default the tenant's. `named_by_fields`: with a key, the id
-    of the request depends on its fields alone, not on what they become.
+    of the request depends on its fields alone, not on what they become. `adapter`: the one that the request names as
+    its model.
     """
 
     tenant: str = "default"
@@ -41,6 +43,7 @@ class Caller:
     size: int = 0
     queue: str = ""
     named_by_fields: bool = False
+    adapter: Adapter | None = None
 
     @classmethod
     def of(cls, request: Request) -> Caller:

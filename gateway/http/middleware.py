@@ -184,7 +184,7 @@ class AuthenticationMiddleware:
         what = f"{scope['path']} changes what this server serves"
         if not self._operator:
             text = f"{what}, so it is off without a key of the operator, who can set operator_api_key."
-            return ApiError(Kind.NOT_FOUND, text)
+            return ApiError(Kind.NOT_ENABLED, text)
         if self._operator.isdisjoint(self._keyed_hash(digest_of(key)) for key in _keys(scope)):
             return ApiError(Kind.OPERATOR_ONLY, f"{what}: send the key of its operator (operator_api_key).")
         return None

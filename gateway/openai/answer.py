@@ -180,7 +180,7 @@ class Answer:
             "id": self.request,
             "object": "chat.completion",
             "created": self.plan.created,
-            "model": self.model.name,
+            "model": self.plan.model or self.model.name,
             "choices": [self._chat_choice(choice) for choice in self.choices],
             "usage": self.usage(),
             **served,
@@ -193,7 +193,7 @@ class Answer:
             "id": self.request,
             "object": "text_completion",
             "created": self.plan.created,
-            "model": self.model.name,
+            "model": self.plan.model or self.model.name,
             "choices": [self._text_choice(choice) for choice in self.choices],
             "usage": self.usage(),
         }

@@ -51,7 +51,7 @@ class ChunkWriter:
             "id": answer.request,
             "object": "chat.completion.chunk" if plan.chat else "text_completion",
             "created": plan.created,
-            "model": answer.model.name,
+            "model": plan.model or answer.model.name,
         }
         if plan.service_tier is not None:
             head["service_tier"] = plan.service_tier

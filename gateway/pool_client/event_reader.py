@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter as Multiset
 from collections.abc import AsyncIterator, Iterable
 
 from gateway.errors import ApiError, Kind
@@ -75,6 +76,15 @@ class EventReader:
     def requests(self) -> int:
         """The number of requests that are followed at this gateway."""
         return sum(sequence.endswith("/0") for sequence in self._buffers)
+
+    def adapted(self) -> Multiset[str]:
+        """The number of requests that were submitted here and name an adapter, by the gauges `lora waiting DIGEST` and
+        `lora running DIGEST`: a request runs from its first token on."""
+        found: Multiset[str] = Multiset()
+        for id, [buffer, *_] in self._buffers.items():
+            if buffer.submission and (digest := buffer.submission.sequences[0].sampling.adapter) and id.endswith("/0"):
+                found[f"lora {'running' if buffer.next[id] else 'waiting'} {digest}"] += 1
+        return found
 
     @property
     def settled(self) -> bool:

@@ -56,13 +56,16 @@ class Generations:
         counters: Counters,
         executor: FairExecutor,
         records: RequestRecords,
+        waits_for: Callable[[], str] = str,
     ) -> None:
+        """`waits_for`: see `Generation`."""
         self._pool = pool
         self._reader = reader
         self._abandoned = abandoned
         self._counters = counters
         self._executor = executor
         self._records = records
+        self._waits_for = waits_for
         self._slots = ReadSlots()
 
     async def submit(
@@ -122,7 +125,7 @@ class Generations:
                 record.failed(error)
             raise
         work = self._work(queue or submission.tenant)
-        return Generation(plan, buffer, self._close, receive, work, latency, slot, record)
+        return Generation(plan, buffer, self._close, receive, work, latency, slot, record, self._waits_for)
 
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id from its first token, wherever it was submitted.
@@ -170,7 +173,8 @@ class Generations:
             self._close(buffer)
             raise
         record = self._records.resumed(group, plan)
-        return Generation(plan, buffer, self._close, receive, self._work(group.tenant), slot=slot, record=record)
+        work = self._work(group.tenant)
+        return Generation(plan, buffer, self._close, receive, work, None, slot, record, self._waits_for)
 
     async def _catch_up(self, buffer: EventBuffer, tenant: str) -> ReadSlot:
         """Read what the pool has stored. The slot is held until an answer is made of it; it is released here if nothing
@@ -257,9 +261,12 @@ class Generation:
         latency: RequestLatency | None = None,
         slot: ReadSlot | None = None,
         record: RequestRecord | None = None,
+        waits_for: Callable[[], str] = str,
     ) -> None:
-        """`work` runs slow functions off the event loop. `slot` is released when the stored events are handled."""
+        """`work` runs slow functions off the event loop. `slot` is released when the stored events are handled.
+        `waits_for` returns why no request of the pool can run now, or nothing."""
         self.request = buffer.request
+        self.waits_for = waits_for
         self.plan = plan
         self._buffer = buffer
         self._on_close = on_close

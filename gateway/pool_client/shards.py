@@ -35,6 +35,7 @@ from services.metrics import Counters
 from services.overview import Overview, combined, silent
 from services.pool.pool import RequestPool
 from services.pool.shards import PoolShard, ShardState, Slots, in_shard, model_of, shard_of, slot_of
+from services.sleep import reason_to_wait
 
 T = TypeVar("T")
 
@@ -225,7 +226,7 @@ class Shard:
         self._gateway = gateway
         self.reader = EventReader(pool, gateway)
         self._abandoned = AbandonedRequests(pool, gateway, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records)
+        self.generations = Generations(pool, self.reader, self._abandoned, counters, executor, records, self.waits_for)
         self._recovery = Recovery(pool, self.reader, self._abandoned)
         self.heartbeat = Heartbeat(pool, gateway, counters, gauges, self.reader.restart, settings)
         self._sent, self._sent_after = 0, 0.0  # sequences, and the heartbeat since which they were sent
@@ -250,6 +251,10 @@ class Shard:
         if self.reader.pool_unavailable:
             raise PoolUnavailable("the pool is unavailable")
         return self.heartbeat.last_overview()
+
+    def waits_for(self) -> str:
+        """Why no request of this pool can run, as of the last second, or nothing."""
+        return reason_to_wait(self.heartbeat.known)
 
     def load(self) -> float:
         """The sequences of the pool for each engine that is ready, as of the last second, with those that this gateway

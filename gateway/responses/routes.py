@@ -108,8 +108,8 @@ async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
     process = gateway_of(request)
     fields = await parse(request, InputTokensRequest, process.limits)
-    gateway = process.named(fields.model)
-    count = await input_token_count(gateway, fields, Caller.of(request))
+    gateway, caller = await process.called(fields.model, Caller.of(request))
+    count = await input_token_count(gateway, fields, caller)
     return _json({"object": "response.input_tokens", "input_tokens": count})
 
 

@@ -61,8 +61,9 @@ class StoredResponse:
         assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
         self.generation = generation
         self.extra = Extra.unpack(plan.extra)
+        name = plan.model or model.name
         self.head = ResponseHead(
-            generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
+            generation.request, name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
         )
         self.transcript = transcript_of(plan, model)
         self._size = 0  # of the events that `read` added

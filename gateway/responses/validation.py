@@ -27,7 +27,7 @@ PREVIOUS = "previous_response_id"
 
 async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> ValidatedRequest:
     """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
-    conversation, ids = await _conversation(gateway, fields, caller.tenant)
+    conversation, ids = await _conversation(gateway, fields, caller)
 
     def work(figures: EngineFigures) -> ValidatedRequest:
         prompt = _prompt(gateway, fields, conversation)
@@ -39,7 +39,7 @@ async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: C
 
 async def input_token_count(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> int:
     """The number of prompt tokens of such a response. Raises ApiError as `validate_response` does."""
-    conversation, _ = await _conversation(gateway, fields, caller.tenant)
+    conversation, _ = await _conversation(gateway, fields, caller)
     size = caller.size + conversation_size(conversation)
     prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, conversation)
     if fields.truncate_prompt_tokens is not None:
@@ -79,13 +79,13 @@ def _continues(item: Message, before: Message) -> bool:
 
 
 async def _conversation(
-    gateway: Gateway, fields: ResponseRequest, tenant: str
+    gateway: Gateway, fields: ResponseRequest, caller: Caller
 ) -> tuple[list[Message], list[str | None]]:
     """The items of the conversation, including those of earlier responses, and their ids."""
-    gateway.validator.check_generates(fields.model)
+    gateway.validator.check_generates(fields.model, caller.adapter)
     conversation, ids = fields.messages, fields.item_ids
     if fields.previous_response_id:
-        earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, tenant)
+        earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, caller.tenant)
         conversation, ids = [*earlier, *conversation], [*earlier_ids, *ids]
     return conversation, ids
 

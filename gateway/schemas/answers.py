@@ -86,7 +86,7 @@ class Model(ModelDetails):
     created: int
     owned_by: str
     root: str  # from here on vLLM's fields
-    parent: None
+    parent: str | None  # of an adapter: its model
     max_model_len: int
     type: Literal["model"]  # from here on Anthropic's fields
     display_name: str

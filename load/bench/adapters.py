@@ -35,7 +35,9 @@ def adapters(bench: Bench) -> PartResult:
         for digest in digests:
             write_random(folder_of(Path(files), digest), linears)
         own = check(folder_of(Path(files), digests[0]), linears).bytes
-        engine = load_as_served(bench.folder, replace(bench.settings, adapters=Path(files), max_loras=len(digests)))
+        engine = load_as_served(
+            bench.folder, replace(bench.settings, adapters=Path(files), adapter_bytes=len(digests) * own)
+        )
         took: dict[int, float] = {}
         for _, count in product(range(1 + TURNS), COUNTS):  # of the first turn, loading takes most of the time
             batches = Batches(engine, adapters=digests[:count])

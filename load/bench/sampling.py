@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from services.requests import SamplingParams
 CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
 OUTPUT = 384  # output tokens that penalties read
 STEPS = 4  # increment iterations, the first of which is not counted
-LOGITS = (3.2, 8.0)  # like the model's: their standard deviation, and the largest lead of the likeliest token
+LOGITS = {  # their standard deviation, and the largest lead of the likeliest token
+    "a model's": (3.2, 8.0),
+    "flat": (0.6, 0.0),  # as those of random weights
+}
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -45,23 +49,25 @@ def sampler(bench: Bench) -> PartResult:
     mix = {kind: [one] for kind, one in KINDS.items()} | {"a mix": list(KINDS.values())}
     for batch in bench.scale.sampler_batches:
         iteration = _iteration(bench, batch)
-        logits = _logits(batch, vocab).to(bench.device)  # float32, as on the fast path
-        for kind, several in mix.items():
+        for (name, (deviation, lead)), (kind, several) in product(LOGITS.items(), mix.items()):
+            logits = _logits(batch, vocab, deviation, lead).to(bench.device)  # float32, as on the fast path
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
                 call = partial(_sample, of_engine, logits, rows)
                 seconds = seconds_of([call], bench.device, bench.scale)
                 works = _device_seconds(bench, logits, rows) if bench.device.type == "cuda" else None
-            found.append({"kind": kind, "batch": batch, "seconds": seconds, "device": works, "iteration": iteration})
+            times = {"seconds": seconds, "device": works, "iteration": iteration}
+            found.append({"logits": name, "kind": kind, "batch": batch, **times})
     rows_of_table = []
     for one in found:
         works, whole = one["device"], one["iteration"]
         share = (works or one["seconds"]) / whole if whole else None
         beside = [f"{whole * 1e3:,.1f}", f"{share:.1%}"] if whole else ["does not fit", ""]
         device = [f"{works * 1e3:,.3f}"] if works else []
-        rows_of_table.append([one["kind"], one["batch"], f"{one['seconds'] * 1e3:,.2f}", *device, *beside])
+        settings = [one["logits"], one["kind"], one["batch"]]
+        rows_of_table.append([*settings, f"{one['seconds'] * 1e3:,.2f}", *device, *beside])
     columns = ["device, ms"] if bench.device.type == "cuda" else []
-    header = ["settings", "requests", "sampler, ms", *columns, "iteration, ms", "share"]
+    header = ["logits", "settings", "requests", "sampler, ms", *columns, "iteration, ms", "share"]
     return PartResult(table(header, rows_of_table), found)
 
 
@@ -81,10 +87,9 @@ def _iteration(bench: Bench, batch: int) -> float | None:
     return statistics.median(one.seconds for one in batches.mixed(batch, context, 0, 0, STEPS)[1:])
 
 
-def _logits(batch: int, vocab: int) -> torch.Tensor:
+def _logits(batch: int, vocab: int, deviation: float, lead: float) -> torch.Tensor:
     """Normally distributed, except for the likeliest token of each request."""
     generator = torch.Generator().manual_seed(0)
-    deviation, lead = LOGITS
     logits = torch.randn(batch, vocab, generator=generator) * deviation
     logits[:, 0] = logits.amax(dim=-1) + torch.rand(batch, generator=generator) * lead
     return logits

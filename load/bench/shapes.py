@@ -65,6 +65,21 @@ SMOLLM2_135M = replace(
     },
 )
 
+# the shape of Qwen2.5-0.5B: a large vocabulary beside small layers
+QWEN_500M = replace(
+    LLAMA_1B,
+    fields=LLAMA_1B.fields
+    | {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151_936,
+    },
+    batches=(1, 8, 32),
+)
+
 # the shape of Llama-3.2-3B
 LLAMA_3B = replace(
     LLAMA_1B,
@@ -118,6 +133,7 @@ TINY = replace(
 
 SHAPES = {
     "smollm2-135m": SMOLLM2_135M,
+    "qwen-500m": QWEN_500M,
     "llama-1b": LLAMA_1B,
     "llama-3b": LLAMA_3B,
     "llama-3-8b": LLAMA_3_8B,

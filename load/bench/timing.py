@@ -28,7 +28,7 @@ class Scale:
     cuda_row_counts: tuple[int, ...] = (1, 8, 64, 256, 1024, 2048, 4096, 8192)
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations, after one that is not counted
-    sampler_batches: tuple[int, ...] = (1, 32, 256)
+    sampler_batches: tuple[int, ...] = (1, 8, 32, 256)
     drafted: tuple[int, ...] = (1, 8, 32)  # streams with drafts
     streams: int = 64  # of an engine that is killed
     kills: int = 8

@@ -20,10 +20,12 @@ from load.chaos.faults import FAULTS, Fault, signal_to, stop_for
 from load.chaos.history import Delivery, End, Record, Violation
 from load.chaos.site import Site, keep_history
 from load.chaos.workload import REASONS
+from load.random_adapter import write_adapter
 from load.server import OrcaServer, pool_servers, urls_of
 from services.files import user_cache
 from services.models import resolve
 from services.models.info import ModelInfo
+from services.models.linears import load_linears
 from services.pool.server.pool_server import PoolServer
 from services.pool.shards import shard_of
 
@@ -40,6 +42,7 @@ class ChaosOptions:
     seconds: float = option(300.0, "for how long streams are started")
     every: float = option(10.0, "seconds between faults")
     streams: int = option(16, "streams open at any time")
+    pause: float = option(0.0, "seconds between a stream and the next one in its place")
     seed: int = option(0, "seed of the faults")
     length: int = option(40, "output tokens of a usual request")
     model: str = option("default", "as `orca serve --model`")
@@ -51,6 +54,7 @@ class ChaosOptions:
     wait_replicas: int = option(0, "as `orca serve`, behind Sentinels")
     down_after: float = option(2.0, "seconds after which a Sentinel takes a master for dead")
     shards: int = option(2, "each with a server and an engine")
+    adapters: int = option(0, "random LoRA adapters, which the requests have in turn, and every so many none")
     sampled: bool = option(False, "send only requests that are sampled")
     faults: Sequence[str] = option((), "some of those that there are; without it all", type=str, nargs="*")
 
@@ -96,7 +100,12 @@ class Ground(ABC):
 
     def __init__(self, options: ChaosOptions) -> None:
         self.options, self.data = options, options.folder / "data"
-        self.vectors = ModelInfo.load(resolve(options.model, user_cache())).pooling is not None
+        model = resolve(options.model, user_cache())
+        self.vectors = ModelInfo.load(model).pooling is not None
+        self.adapters = [f"adapter-{number}" for number in range(options.adapters)]
+        linears = load_linears(model, user_cache()) if self.adapters else {}
+        for seed, name in enumerate(self.adapters):
+            write_adapter(options.folder / name, linears, seed, deviation=0.02)
 
     async def __aenter__(self) -> Ground:
         self.data.mkdir()
@@ -125,6 +134,8 @@ class Ground(ABC):
         options = self.options
         common = ["--model", options.model, "--dtype", "float32", "--gateways", "2"]
         common += [] if self.vectors else REASONS
+        if self.adapters:
+            common += ["--enable-lora", "--lora-modules", *(f"{one}={options.folder / one}" for one in self.adapters)]
         server = OrcaServer(self.data, *common, *flags, *options.serve, port=port, keep_ended=KEEP_ENDED)
         server.__enter__()
         return server

@@ -19,7 +19,7 @@ from load.chaos.grounds import ChaosOptions, Ground, History, Injection
 from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.site import SCHEDULER, NoTarget, Site
 from load.chaos.streams import Outcome, Streams, recovery
-from load.chaos.workload import is_constrained, paper_prompts, poison, requests, vectors
+from load.chaos.workload import is_constrained, paper_prompts, poison, requests, vectors, with_adapters
 from load.report import table
 from load.server import until
 from load.trace import HttpRequest
@@ -43,6 +43,7 @@ async def run(ground: Ground) -> bool:
             kinds = [one for one in kinds if one.body["temperature"] > 0 or not options.sampled]
             if ground.vectors:
                 kinds = vectors(options.deadly_token, paper_prompts())
+            kinds = with_adapters(kinds, ground.adapters)
             draw.shuffle(kinds)
 
             async def send_poison() -> None:
@@ -88,7 +89,7 @@ async def under_load(
     options, over = ground.options, asyncio.Event()
     kinds_of_faults = [ground.faults[name] for name in options.faults or ground.faults]
     faults = plan(kinds_of_faults, int(options.seconds / options.every), draw)
-    load = asyncio.create_task(streams.keep(kinds, options.streams, over))
+    load = asyncio.create_task(streams.keep(kinds, options.streams, over, options.pause))
     try:
         began = time.monotonic()
         passing = asyncio.create_task(show_time(options.seconds))

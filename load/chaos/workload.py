@@ -78,6 +78,12 @@ def vectors(never: int, prompts: Sequence[int]) -> list[HttpRequest]:
     return [HttpRequest(VECTORS, common | {"input": input}, name) for name, input in inputs.items()]
 
 
+def with_adapters(kinds: Sequence[HttpRequest], adapters: Sequence[str]) -> list[HttpRequest]:
+    """The requests with these adapters in turn, and each time after the last one with none."""
+    models = [{}, *({"model": adapter} for adapter in adapters)]
+    return [replace(one, body=one.body | models[number % len(models)]) for number, one in enumerate(kinds)]
+
+
 def poison(token: int, for_vectors: bool = False) -> HttpRequest:
     """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
     if for_vectors:

@@ -71,7 +71,7 @@ class ServiceRate:
         return before * took / max(self.claimed, _sample_size(running))
 
     def _elapsed(self, now: float, resumed: float) -> float:
-        """Time (s) since the last claim, without the time in which the server was away."""
+        """Time (s) since the last claim, without the time in which the server was away or all engines slept."""
         return max(0.0, now - max(self.since, resumed))
 
 
@@ -152,7 +152,8 @@ class BoundRules(GroupRules):
         """The refusal of a group whose expected wait is too long.
 
         Where no rate is known, the expected wait is at least the time that the tenant's first sequence has waited,
-        unless the group goes before that one. Late sequences and lines of batches do not go before it.
+        without that in which all engines slept, unless the group goes before that one. Late sequences and lines of
+        batches do not go before it.
         """
         most, now = self._longest_wait(group.tenant), self._now
         if not self.limits.max_queue_wait:
@@ -163,7 +164,7 @@ class BoundRules(GroupRules):
         rate, running = self._rates[group.tenant], self._running(group.tenant)
         wait = rate.expected_wait(len(waiting), running, now, self._resumed)
         if waiting and not waiting[0].charged and not rate.known(running):
-            wait = max(wait, now - waiting[0].group.arrival)
+            wait = max(wait, now - max(waiting[0].group.arrival, self._slept))
         return Refusal("queue_wait", True, ceil(wait), 0, ceil(most)) if wait > most else None
 
     def _longest_wait(self, tenant: str) -> float:

@@ -33,7 +33,8 @@ class GroupRules:
         self.limits = limits or Limits()
         self._clock = clock
         self._now = self._stamp = clock.now()
-        self._resumed = 0.0  # when the last outage ended
+        self._resumed = 0.0  # when the last outage ended, or all engines were last seen asleep
+        self._slept = 0.0  # when all engines were last seen asleep
         self._rank = self._epochs = self._registrations = 0
         self._groups: dict[str, Group] = {}
         self._keys: dict[tuple[str, str], str] = {}

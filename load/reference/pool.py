@@ -21,7 +21,7 @@ from services.messages import (
     TokenEvent,
 )
 from services.messages import Group as GroupView
-from services.overview import Overview
+from services.overview import Overview, SleepLevel
 from services.seats import ClusterSeats, SeatGrant, cluster_of, engine_of
 
 ENTRIES_AT_ONCE = 128
@@ -253,6 +253,8 @@ class ReferencePool(SeatRules):
         if exchange.call <= seat.call:
             return self._exchange_reply(seat, seat.reply if exchange.call == seat.call else LastReply())
         seat.expires = self._now + seat.lease
+        if not exchange.room.longest and _sleeps(exchange.gauges) and not self._is_awake(exchange.seat):
+            self._resumed = self._slept = self._now
         self._drop_expired()
         requeued, reply = 0, LastReply()
         ended = self._commit(seat, exchange.commits, reply)
@@ -277,6 +279,11 @@ class ReferencePool(SeatRules):
         self._bells[seat.name].rung = False
         seat.idle = exchange.idle and not reply.claimed and not reply.lost
         return self._exchange_reply(seat, reply)
+
+    def _is_awake(self, but: str) -> bool:
+        """Whether a seat with an owner, other than `but`, has an engine with weights."""
+        others = [seat for seat in self._seats.values() if seat.epoch is not None and seat.name != but]
+        return any(seat.gauges.get("ready") == 1 and not _sleeps(seat.gauges) for seat in others)
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
         bell = self._bells[seat]
@@ -310,3 +317,8 @@ class ReferencePool(SeatRules):
             waiting_tokens=sum(len(sequence.new.prompt) for sequence in self._queues.sequences(None)),
             wanted=dict(self._wanted),
         )
+
+
+def _sleeps(gauges: dict[str, float]) -> bool:
+    """Whether an engine has no weights because it sleeps."""
+    return gauges.get("sleep", 0.0) >= SleepLevel.COLD

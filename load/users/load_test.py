@@ -137,11 +137,11 @@ class LoadTest:
         """Seconds since the test began."""
         return time.perf_counter() - self.began
 
-    def model(self, fetch: Any) -> str:
-        """The model to ask for; `fetch` asks the server for it, once for all users of this process."""
+    def models(self, fetch: Any) -> list[str]:
+        """The models to ask for in turn; `fetch` asks the server for one, once for all users of this process."""
         with self._model_lock:
             self._model = self.options.model or self._model or fetch()
-        return self._model
+        return self._model.split() if self.options.model else [self._model]
 
     def take(self) -> Turn | None:
         """The next turn for a user; None when all are taken. It must be given back, or ended."""

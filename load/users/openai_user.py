@@ -38,7 +38,7 @@ class OpenAIUser(FastHttpUser):
 
     def on_start(self) -> None:
         self.test: LoadTest = self.environment.load_test
-        self.model = self.test.model(self._first_model)
+        self.models = self.test.models(self._first_model)
         self._turn: Turn | None = None
         self._conversation: list[dict[str, str]] = []
 
@@ -66,7 +66,7 @@ class OpenAIUser(FastHttpUser):
 
     def _answered(self, turn: Turn) -> Sample:
         content = self.test.workload(turn.number)
-        body = self._body(content)
+        body = self._body(content, self.models[turn.number % len(self.models)])
         stage, since = self.test.send(turn)
         late = self.test.now() - since
         answer, times = StreamedAnswer(), list[float]()
@@ -126,9 +126,9 @@ class OpenAIUser(FastHttpUser):
         if error is not None or len(self._conversation) >= 2 * self.test.options.turns:
             self._conversation = []
 
-    def _body(self, content: Content) -> dict[str, Any]:
+    def _body(self, content: Content, model: str) -> dict[str, Any]:
         options = self.test.options
-        body: dict[str, Any] = {"model": self.model, "temperature": 0, "max_tokens": options.max_tokens}
+        body: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": options.max_tokens}
         if self.streams:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if content.max_tokens is not None:

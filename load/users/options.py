@@ -29,7 +29,11 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--dataset-path", default="", help="the JSONL file of the workload 'custom'")
     parser.add_argument("--max-tokens", type=int, default=64, help="max_tokens where the workload has no lengths")
     parser.add_argument("--turns", type=int, default=4, help="questions in a conversation of the workload 'multi_turn'")
-    parser.add_argument("--model", default="", help="the model to ask for; without it, the first of /v1/models")
+    parser.add_argument(
+        "--model",
+        default="",
+        help="the models to ask for in turn, separated by spaces; without it, the first of /v1/models",
+    )
     parser.add_argument(
         "--extra-body", type=_json_object, default="", help="fields of each body, as JSON; null removes one"
     )

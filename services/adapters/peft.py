@@ -52,7 +52,7 @@ _KINDS = {
     "use_qalora": "QALoRA",
 }
 _OWN_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initial values for which the base's weights are changed
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _pairs(
 def _tensors(folder: Path) -> Iterator[tuple[str, Numbers]]:
     """The names and numbers of all tensors, as float32."""
     try:
-        stored = deserialize((folder / WEIGHTS).read_bytes())
+        stored: list[tuple[str, Any]] = deserialize((folder / WEIGHTS).read_bytes())
     except FileNotFoundError:
         if pickle := next((name for name in PICKLES if (folder / name).exists()), None):
             raise ValueError(f"{pickle} is a pickle, which can execute code; save the adapter as {WEIGHTS}") from None

@@ -1,13 +1,129 @@
 """The content of adapters, in the files folder that gateways and engines share.
 
-An adapter's folder is named by the digest of its content. It appears there complete or not at all, and never changes.
+An adapter's folder is named by its digest. It appears there complete or not at all, and never changes. Whoever loads an
+adapter holds the lock of the folder in common with others, until its name is registered; whoever removes some holds it
+alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from services.adapters.peft import CONFIG, PICKLES, WEIGHTS
+
+STALE = 86_400.0  # seconds after which a draft is that of a killed process
+PART = 1 << 20  # bytes that are copied at once
+_DRAFT = ".draft-"
 
 
 def folder_of(files: Path, digest: str) -> Path:
-    """Return the folder of the adapter whose content has this digest (sha256, hexadecimal), below the files folder."""
+    """Return the folder of the adapter with this digest (sha256, hexadecimal), below the files folder."""
     return files / "adapters" / digest
+
+
+@contextlib.contextmanager
+def locked(files: Path, alone: bool = False) -> Iterator[None]:
+    """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held `alone` at once."""
+    folder = files / "adapters"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        yield
+
+
+def draft_of(source: Path, files: Path, model: str, most: int, below: Path | None = None) -> tuple[Path, str]:
+    """Return a copy of the adapter in `source`, and its digest: that of the revision of the model which it is for, and
+    of its content. The caller keeps or discards the copy.
+
+    What is missing is missing in the copy. Raises OSError, and ValueError with a sentence for a file that is none, or
+    more than `most` bytes of all, or a link that leads out of `below`.
+    """
+    draft = files / "adapters" / f"{_DRAFT}{secrets.token_hex(8)}"
+    draft.mkdir(parents=True)
+    try:
+        digest, left = hashlib.sha256(model.encode()), most
+        for name in (CONFIG, WEIGHTS):
+            with contextlib.suppress(FileNotFoundError):
+                left -= _copy(source / name, draft / name, left, below)
+                with (draft / name).open("rb") as copied:
+                    digest.update(name.encode() + hashlib.file_digest(copied, "sha256").digest())
+        for name in PICKLES:  # the check says what they are
+            if (source / name).exists():
+                (draft / name).touch()
+    except BaseException:
+        discard(draft)
+        raise
+    return draft, digest.hexdigest()
+
+
+def keep(draft: Path, files: Path, digest: str) -> None:
+    """Make `draft` the folder of this digest, durably, unless it is there. Raises OSError."""
+    folder = folder_of(files, digest)
+    for name in PICKLES:
+        (draft / name).unlink(missing_ok=True)
+    _sync(draft)
+    try:
+        draft.rename(folder)
+    except OSError:  # it is there
+        if not folder.exists():
+            raise
+    _sync(folder.parent)
+
+
+def discard(draft: Path) -> None:
+    """Remove what `keep` has not taken."""
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove(files: Path, digest: str) -> None:
+    """Remove the adapter with this digest, if it is there. Raises OSError."""
+    gone = files / "adapters" / f"{_DRAFT}{secrets.token_hex(8)}"
+    with contextlib.suppress(FileNotFoundError):
+        folder_of(files, digest).rename(gone)
+        shutil.rmtree(gone)
+
+
+def remove_stale(files: Path, seconds: float = STALE) -> None:
+    """Remove the drafts of killed processes."""
+    for draft in (files / "adapters").glob(f"{_DRAFT}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if draft.stat().st_mtime <= time.time() - seconds:
+                discard(draft)
+
+
+def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
+    """Copy a file durably. Returns its bytes."""
+    number = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
+    with open(number, "rb") as read, target.open("xb") as written:
+        real = Path(os.readlink(f"/proc/self/fd/{number}"))  # of the open file, which no link can change any more
+        if below is not None and not real.is_relative_to(below):
+            raise ValueError(f"{source.name} is a link that leads out of {below}")
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{source.name} is no file")
+        size = 0
+        while part := read.read(PART):
+            size += len(part)
+            if size > most:
+                raise ValueError(f"{source.name} is too large: {most} bytes are left for it")
+            written.write(part)
+        written.flush()
+        os.fsync(written.fileno())
+    return size
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

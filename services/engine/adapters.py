@@ -53,9 +53,9 @@ class Adapters:
     """Reads adapters when requests need them. Of those that no request has, the ones that were needed last stay."""
 
     def __init__(self, slots: AdapterSlots, read: Callable[[str], Adapter], most: int) -> None:
-        """`read` raises ValueError. `most`: how many stay; more do while requests have them."""
+        """`read` raises ValueError. `most`: bytes of those in memory; there are more only while requests have them."""
         self._slots, self._read, self._most = slots, read, most
-        self._loaded: dict[str, None] = {}  # the one that was needed longest ago first
+        self._loaded: dict[str, int] = {}  # bytes by digest, the one that was needed longest ago first
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._loaded
@@ -64,10 +64,12 @@ class Adapters:
         """Have this adapter in memory. Returns why that cannot be; empty: it is there."""
         if digest not in self._loaded:
             try:
-                self._slots.put(digest, self._read(digest))
+                adapter = self._read(digest)
             except (ValueError, OSError) as error:
                 return f"the adapter {digest[:12]} cannot be read: {error}"
-        self._loaded[digest] = self._loaded.pop(digest, None)
+            self._slots.put(digest, adapter)
+            self._loaded[digest] = sum(part.a.nbytes + part.b.nbytes for part in adapter.parts.values())
+        self._loaded[digest] = self._loaded.pop(digest)
         return ""
 
     def drop(self, digest: str) -> None:
@@ -76,7 +78,7 @@ class Adapters:
         self._slots.drop(digest)
 
     def shrink(self, needed: Collection[str]) -> None:
-        """Forget adapters that are not `needed`, as long as there are too many."""
-        idle = [digest for digest in self._loaded if digest not in needed]
-        for digest in idle[: max(0, len(self._loaded) - self._most)]:
-            self.drop(digest)
+        """Forget adapters that are not `needed`, as long as there are too many bytes."""
+        for digest in [digest for digest in self._loaded if digest not in needed]:
+            if sum(self._loaded.values()) > self._most:
+                self.drop(digest)

@@ -22,7 +22,10 @@ class Decoder(Protocol):
     memory: int  # bytes of this decoder's weights
     reads_past_end: bool  # whether it reads, behind a mask, what blocks hold after a request's last token
 
-    adapters: AdapterSlots | None  # None: it computes no LoRA adapters
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """None: it computes no LoRA adapters."""
+        ...
 
     @property
     def path(self) -> str:

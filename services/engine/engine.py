@@ -181,11 +181,11 @@ class Engine:
         if device.type == "cuda":
             devices.free_unused()  # what only loading needed
         adapters = None
-        if settings.adapters and decoder.adapters:
-            read = partial(
-                loading.read_adapter, folder=folder, settings=settings, length=length, layout=layout, tensors=tensors
-            )
-            adapters = Adapters(decoder.adapters, read, settings.max_loras)
+        if settings.adapters and decoder.adapters and not pooling:
+            read = loading.adapter_reader(folder, settings, length, layout, tensors)
+            adapters = Adapters(decoder.adapters, read, settings.adapter_bytes)
+        elif settings.adapters:
+            log.warning("LoRA adapters are not computed by %s; requests with one wait for other engines", decoder.path)
         computed = f"{_formats(settings, dtype)} {devices.name(device)} {decoder.path}"
         if pooling:
             computed += f" pooling-{hashlib.sha256(repr(pooling).encode()).hexdigest()[:8]}"
@@ -277,6 +277,8 @@ class Engine:
         dirty = self._requests.apply(iteration)
         if dirty and self.decoder.reads_past_end:  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
+        if iteration.sleep:
+            self._give_back()
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
@@ -287,6 +289,22 @@ class Engine:
         if running.draw.tokens is None or self._links or running.needs_host:
             self._finish(0)
         return Started(lambda: running.result is not None or running.draw.output.done(), lambda: self._result(running))
+
+    def _give_back(self) -> None:
+        """Give the memory of the KV cache back. No request is left. On a GPU it stays, with what is in it."""
+        if self._cache.device.type != "cpu":
+            return
+        assert not len(self._requests), f"{len(self._requests)} requests are here"
+        self._finish(0)
+        self._names.clear()  # first: another process may take over at any moment
+        shared = self._pages is not None
+        if all(huge_pages.give_back(store.data_ptr(), store.nbytes, shared) for store in self._cache.stores):
+            self._cache.begin_anew()
+        else:
+            log.warning("the memory of the KV cache is not given back: the kernel refuses")
+        self.recall()
+        if self._pages:
+            self._pages.forget()
 
     def _load_adapters(self, iteration: Iteration) -> dict[str, str]:
         """Have the adapters of new requests in memory. A request whose adapter cannot be read fails; why is returned,
@@ -299,7 +317,7 @@ class Engine:
             assert self._adapters, f"{new.id}: this engine has no adapters"
             is_new = digest not in self._adapters
             error = self._adapters.need(digest)
-            if is_new and self._links and not self._links.least(not error) and not error:
+            if is_new and self._links and not self._links.least(int(not error)) and not error:
                 error = f"another rank cannot read the adapter {digest[:12]}"
                 self._adapters.drop(digest)
             if error:

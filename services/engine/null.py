@@ -88,6 +88,8 @@ class NullEngine:
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
         self._names.begin(iteration)
+        if iteration.sleep:
+            self._names.clear()
         for id in iteration.released:
             self._requests.pop(id, None)
         for new in iteration.new:

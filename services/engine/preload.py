@@ -13,6 +13,7 @@ from services.engine.families.fit import load_fit
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 from services.engine.startup.loading import check_ranks, fast_path_spec, need_kernels
+from services.engine.startup.proof.ahead import make_what_is_not_kept
 from services.engine.startup.proof.verdict import proven
 
 
@@ -25,6 +26,7 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     """
     importlib.import_module("services.engine.engine")
     device = devices.choose_device(settings)
+    make_what_is_not_kept(folder, settings)
     if (spec := fast_path_spec(folder, settings)) and not spec.both_ways:
         # not when they are loaded: a spare that takes over must not wait for it
         load_fit(folder, settings.cache_dir)

@@ -59,7 +59,7 @@ class EngineSettings:
     deadly_token: int = NO_TOKEN  # see DeadlyToken
     adapters: Path | None = None  # the files folder, which has them (`services.adapters.store`); None: none are served
     max_lora_rank: int = 256  # of an adapter
-    max_loras: int = 16  # adapters that stay in memory while no request has them
+    adapter_bytes: int = 1 << 30  # of adapters in memory; there are more only while requests have them
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
 
 

@@ -68,9 +68,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
-    `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
-    `parallel`: x += attention(norm(x)) + mlp(norm(x)), with the same norm.
+    """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. LayerWeights
+    says which norms there are before attention and MLP, and behind them. `parallel`: x += attention(norm(x)) +
+    mlp(norm(x)), with the same norm.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
     down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings, one
@@ -124,8 +124,6 @@ class DecoderSpec:
     layer_inputs_scale: float = 1.0
     soft_cap: float = 0.0  # of attention scores
     logits_soft_cap: float = 0.0
-    pre_norms: bool = True
-    post_norms: bool = False
     parallel: bool = False
     norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
     norms_after_rotary: bool = False  # norms of queries and keys come after rotary embeddings, not before

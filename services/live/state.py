@@ -1,7 +1,7 @@
 """The `state` event of the live feed: the pool and its engines as of now, and latencies of the last seconds.
 
     {"at": 1750000000000, "model": "smollm2", "waiting": 3, "running": 12, "gateways": 2, "demo": false,
-     "engines": [{"name": "c/0", "alive": true, "ready": true, "spare": true, "spare_scheduler": true,
+     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "spare": true, "spare_scheduler": true,
                   "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
      "ttft_ms": [41.0, 95.5], "gap_ms": [12.1, 19.8], "tokens_per_second": 391.0}
 
@@ -102,7 +102,8 @@ def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]
     shown = {
         "name": seat.name,
         "alive": seat.alive,
-        "ready": seat.alive and gauges.get("ready") == 1,
+        "ready": seat.ready,
+        "sleep": seat.level.name.lower() if seat.level else "",
         "spare": gauges.get("spare_ready") == 1,
         "spare_scheduler": gauges.get("spare_schedulers", 0) > 0,
         "epoch": epoch,

@@ -23,8 +23,12 @@ from services.loop.protocols import Clock, Engine, Pool, Seat
 from services.loop.stats import IterationStats
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
+from services.overview import SleepLevel
 from services.scheduling import Scheduler
 from services.seats import engine_of
+from services.sleep import SleepRule
+
+NEVER = SleepRule()
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +67,12 @@ class EngineLoop:
         gauges: Callable[[], dict[str, float]] = dict,
         observers: Sequence[Observer] = (),
         drain_timeout: float = 0.0,
+        sleep: SleepRule = NEVER,
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
         seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
-        process, which are sent with each exchange. `drain_timeout`: see `Draining`.
+        process, which are sent with each exchange. `drain_timeout`: see `Draining`. `sleep`: when an idle engine gives
+        back its KV cache, and when the loop ends because the engine is to give back its weights.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -82,6 +88,9 @@ class EngineLoop:
         self._left_by: Leaving | None = Leaving.RELEASED  # for the observers
         self._stopping, self._ready = False, True
         self._draining = Draining(drain_timeout)
+        self._sleep = sleep
+        self._idle_since: float | None = None  # None: there is a request
+        self.level = SleepLevel.AWAKE  # COLD: the loop ends, or has ended, so that the engine gives back its weights
         self._pending: deque[PendingIteration] = deque()
         self._finished: list[tuple[Iteration, IterationResult, float]] = []  # not recorded yet; with their seconds
         self._engine_lost: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
@@ -106,8 +115,9 @@ class EngineLoop:
             self._engine_lost.set_exception(error)
 
     async def run(self) -> None:
-        """Serve until `stop`, or until the seat is surplus and drained. After an exception nothing more is written
-        under this epoch, and the next owner of the seat continues with its requests.
+        """Serve until `stop`, until the seat is surplus and drained, or until the engine is to be cold (`level`). After
+        an exception nothing more is written under this epoch, and the next owner of the seat continues with its
+        requests.
 
         Raises StaleEpoch if the seat has another owner. EngineLost if the engine died, EngineStuck if it lives but
         finishes no iteration, or is stopped; everything that finished before is committed, and `in_flight` returns the
@@ -126,7 +136,9 @@ class EngineLoop:
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
-                    await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
+                    if not self._fall_asleep():
+                        until = min(self._scheduler.wait_time(), self._sleep.due(self._idle_seconds()))
+                        await self._session.wait_bell(self._engine_lost, until)
                     continue
                 self._begin_exchange()
                 self._observers.rest()
@@ -171,6 +183,7 @@ class EngineLoop:
             result = asyncio.ensure_future(self._engine.start(iteration))
             now = self._clock.now()
             self._pending.append(PendingIteration(iteration, result, now))
+            self._idle_since, self.level = None, SleepLevel.AWAKE
             self._stats.started(iteration, now)
             self._observers.started(iteration)
             self._nothing_waits = False
@@ -182,7 +195,32 @@ class EngineLoop:
             self._pending.popleft()
             if self._pending:
                 self._pending[0].started_at = now
-            self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
+            if not pending.iteration.sleep:
+                self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
+
+    def _idle_seconds(self) -> float:
+        """Return for how long no request has been here."""
+        if self._scheduler.held():
+            self._idle_since = None
+            return 0.0
+        if self._idle_since is None:
+            self._idle_since = self._clock.now()
+        return self._clock.now() - self._idle_since
+
+    def _fall_asleep(self) -> bool:
+        """Let the engine go down a state if it has been idle for long enough, and return whether it does."""
+        level, before = self._sleep.level(self._idle_seconds()), self.level
+        if level <= before:
+            return False
+        self.level = level
+        if level >= SleepLevel.COLD:
+            self.level = SleepLevel.COLD
+            self.stop()
+        else:
+            iteration = self._scheduler.sleep()
+            result = asyncio.ensure_future(self._engine.start(iteration))
+            self._pending.append(PendingIteration(iteration, result, self._clock.now()))
+        return True
 
     def _record_finished(self) -> None:
         """Count the finished iterations and learn from them. This is done while the engine computes the next one."""

@@ -134,6 +134,12 @@ FIGURES: dict[str, str] = {
     "vllm:cache_config_info": "1 for each engine: its KV blocks in the labels `block_size` and `num_gpu_blocks`",
 }
 
+# Of a server with adapters
+LORA = "vllm:lora_requests_info"
+INFOS: dict[str, str] = {
+    LORA: "When it was read (Unix seconds); its labels name the adapters that requests have, and how many are loaded"
+}
+
 # What each gateway reports of itself with its heartbeat: name in the pool -> (name of the metric, help)
 GATEWAY_GAUGES: dict[str, tuple[str, str]] = {
     "requests": ("orca:gateway_requests", "Requests that the gateway is answering, including those that wait"),
@@ -146,7 +152,8 @@ GATEWAY_COUNTERS: dict[str, tuple[str, str]] = {
 
 # Gauges that a scheduler sends with each exchange: name in the pool -> (name of the metric, help)
 SEAT_GAUGES: dict[str, tuple[str, str]] = {
-    "ready": ("orca:ready", "1 while the engine can run iterations"),
+    "ready": ("orca:ready", "1 while the engine can run iterations, or sleeps and wakes up for a request"),
+    "sleep": ("orca:sleep_level", "0: the engine is awake; 1: asleep, 2: cold, 3: off, see docs/clusters.md"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1"),
     "paused": ("orca:paused_requests", "Requests that hold KV blocks and gave their place in the batch to others"),
     "batch_size": ("orca:batch_size", "Requests in the last iteration"),
@@ -166,4 +173,5 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
 # Gauges that not every scheduler sends: a seat without one has no such line
 OPTIONAL_GAUGES: dict[str, tuple[str, str]] = {
     "token_budget": ("orca:token_budget", "Tokens of one iteration at most"),
+    "waking_seconds": ("orca:waking_seconds", "How long the engine took to load its weights when it last woke up"),
 }

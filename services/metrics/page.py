@@ -7,6 +7,7 @@ does not answer, and Prometheus would take that for a restart of its counters.
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Multiset
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from services.metrics.declared import (
     GATEWAY_COUNTERS,
     GATEWAY_GAUGES,
     HISTOGRAMS,
+    INFOS,
+    LORA,
     OPTIONAL_GAUGES,
     POOL_GAUGES,
     SEAT_GAUGES,
@@ -59,11 +62,12 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class ModelPage:
     """What the page shows of one model: the overviews of its pools, by the numbers of their shards. None: it does not
-    answer."""
+    answer. `adapters`: their names by digest; None: there can be none."""
 
     model: str
     overviews: Mapping[int, Overview | None]
     wanted: Wanted
+    adapters: Mapping[str, str] | None = None
 
     def collect(self) -> Iterable[Metric]:
         for place, (shard, overview) in enumerate(self.overviews.items()):
@@ -71,6 +75,23 @@ class ModelPage:
             for family in self._metrics(place, overview):
                 family.samples = [sample._replace(labels=sample.labels | label) for sample in family.samples]
                 yield family
+        if self.adapters is not None:
+            yield self._lora(self.adapters)
+
+    def _lora(self, names: Mapping[str, str]) -> Metric:
+        """Return vLLM's metric of adapters, by what gateways say of the requests that name some."""
+        states: dict[str, set[str]] = {"running": set(), "waiting": set()}
+        for overview in filter(None, self.overviews.values()):
+            for key in (key for gauges in overview.gateway_gauges.values() for key in gauges):
+                kind, _, rest = key.partition(" ")
+                state, _, digest = rest.partition(" ")
+                if kind == "lora" and digest in names:
+                    states[state].add(names[digest])
+        labels = (MODEL, "max_lora", *(f"{state}_lora_adapters" for state in states))
+        family = GaugeMetricFamily(LORA, INFOS[LORA], labels=labels)
+        told = (",".join(sorted(adapters)) for adapters in states.values())
+        family.add_metric((self.model, str(len(names)), *told), time.time())
+        return family
 
     def _metrics(self, place: int, overview: Overview | None) -> Iterable[Metric]:
         """Yield the metrics of the pool at index `place` of the shards in the settings."""

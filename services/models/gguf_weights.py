@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +15,43 @@ import torch
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from services.errors import ModelError
-from services.models.blocks import NUMBERS, in_order
-from services.models.contents import BLOCKS
+from services.models.gguf_index import NUMBERS, GgufIndex, Place, Source
+from services.models.gguf_mapped import DTYPES, MappedGguf
 from services.models.gguf_once import names_of
 from services.models.safetensors_file import SafetensorsWriter
 
 # transformers' types of models whose published checkpoints have a tensor for each expert, `experts.I.PART_proj.weight`
 SINGLE_EXPERTS = frozenset({"qwen2_moe", "qwen3_moe"})
+KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
+MARKED = 3  # columns of a matrix of marked rows
+NUMBERS_FILE, METADATA = "model.safetensors", {"format": "pt"}
+BLOCKS_FILE = "gguf.blocks"  # of which only the hash is made
 _EXPERTS = re.compile(r"(?P<stem>.+\.ffn_(?P<part>gate|up|down)_exps)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTensor:
-    """`kind`: ggml's type; empty for numbers, and if no blocks are kept. `rows`: numbers or, if `is_stored`, the
-    blocks [outputs, bytes of a row] of exactly these numbers."""
+    """`weights`: where they lie in the file, or numbers. `kind`: ggml's type; empty for numbers of a type that is not
+    quantised, and if no blocks are kept."""
 
     name: str
     kind: str
-    rows: torch.Tensor
-    is_stored: bool
+    weights: Place | torch.Tensor
 
 
 class GgufWeights:
     """Reads one tensor of the file at a time. transformers knows the names, and what llama.cpp changes of a family's
-    numbers. Blocks are kept if nothing is changed, or only the order of rows."""
+    numbers. A matrix stays where it is if nothing is changed, or only the order of rows."""
 
     def __init__(
-        self, tensors: Sequence[Any], architecture: str, model: Any, dtype: torch.dtype, keep: frozenset[str]
+        self, parts: Sequence[Sequence[Any]], architecture: str, model: Any, dtype: torch.dtype, keep: frozenset[str]
     ) -> None:
-        """`tensors`: of GGUFReaders. `architecture`: the file's. `model`: an empty one. `dtype`: of numbers. `keep`:
-        the types whose blocks are kept."""
+        """`parts`: the tensors of the GGUFReader of each file. `architecture`: the file's. `model`: an empty one.
+        `dtype`: of numbers. `keep`: the types whose blocks are kept."""
         config = model.config
-        heads = config.num_attention_heads
-        self._tensors, self._dtype, self._keep = tensors, dtype, keep
-        self._heads = (heads, getattr(config, "num_key_value_heads", None) or heads)
+        self._tensors = [(number, tensor) for number, part in enumerate(parts) for tensor in part]
+        self._dtype, self._keep = dtype, keep
+        self._stays = keep | {KIND_OF[dtype]}
         self._has_single_experts = config.model_type in SINGLE_EXPERTS
         self._shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
         self._parameters = {name for name, _ in model.named_parameters()}
@@ -60,7 +63,7 @@ class GgufWeights:
     @property
     def names(self) -> list[str]:
         """The names of all tensors that are read, and maybe of others."""
-        experts = [name for tensor in self._tensors for name in self._expert_names(tensor)]
+        experts = [name for _, tensor in self._tensors for name in self._expert_names(tensor)]
         return [*dict.fromkeys(self._names.values()), *experts]
 
     def read(self, progress: Callable[[int, int], None]) -> Iterator[ConvertedTensor]:
@@ -68,11 +71,11 @@ class GgufWeights:
 
         Raises ModelError for a tensor of another shape than the model's, and if the file lacks tensors of the model,
         which transformers would draw at random."""
-        for done, tensor in enumerate(self._tensors):
+        for done, (file, tensor) in enumerate(self._tensors):
             progress(done, len(self._tensors))
             if own := self._own_name(tensor):
                 self._parts[own] -= 1
-            yield from self._converted(tensor)
+            yield from self._converted(file, tensor)
         progress(len(self._tensors), len(self._tensors))
         known = {name for name, parts in self._parts.items() if parts <= 0}
         if missing := self._parameters - known:
@@ -82,24 +85,26 @@ class GgufWeights:
         """The name of the tensor of the model that this one is, or is a part of."""
         return self._names.get(tensor.name) or self._names.get(tensor.name.removesuffix(".weight"))
 
-    def _converted(self, tensor: Any) -> Iterator[ConvertedTensor]:
+    def _converted(self, file: int, tensor: Any) -> Iterator[ConvertedTensor]:
         kind = tensor.tensor_type.name
         said = kind if self._keep and kind not in NUMBERS else ""
-        can_keep = kind in self._keep
+        stays = kind in self._stays
         if names := self._expert_names(tensor):
             self._check_experts(tensor)
-            for name, data in zip(names, tensor.data, strict=True):
-                rows = _copy(data) if can_keep else _copy(gguf.dequantize(data, tensor.tensor_type)).to(self._dtype)
-                yield ConvertedTensor(name, said, rows, can_keep)
-        elif can_keep and self._is_unchanged(tensor):
-            yield ConvertedTensor(self._names[tensor.name], said, _copy(tensor.data), True)
+            rows, width = tensor.data[0].shape[0], tensor.data[0].nbytes // tensor.data[0].shape[0]
+            for i, name in enumerate(names):
+                place = Place(file, tensor.data_offset + i * rows * width, rows, width, kind)
+                yield ConvertedTensor(name, said, place if stays else self._numbers_of(tensor.data[i], tensor))
+        elif stays and (pairs := self._pairs(tensor)):
+            rows, width = len(tensor.data), tensor.n_bytes // len(tensor.data)
+            place = Place(file, tensor.data_offset, rows, width, kind, pairs)
+            yield ConvertedTensor(self._names[tensor.name], said, place)
         else:
-            numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
-            read = torch.from_numpy(numbers) if can_keep else None
-            numbers.flags.writeable = False  # `read` shares their memory
-            for name, converted in self._processed(tensor, numbers):
-                blocks = None if read is None else in_order(tensor.data, read, converted, self._heads)
-                yield ConvertedTensor(name, said, converted if blocks is None else blocks, blocks is not None)
+            for name, numbers in self._processed(tensor, gguf.dequantize(tensor.data, tensor.tensor_type)):
+                yield ConvertedTensor(name, said, numbers)
+
+    def _numbers_of(self, data: Any, tensor: Any) -> torch.Tensor:
+        return torch.from_numpy(np.copy(gguf.dequantize(data, tensor.tensor_type))).to(self._dtype)
 
     def _expert_names(self, tensor: Any) -> list[str]:
         """The names of the experts in a tensor, if the converted folder has a tensor for each."""
@@ -110,14 +115,23 @@ class GgufWeights:
         experts = own.rpartition(".")[0]
         return [f"{experts}.{i}.{match['part']}_proj.weight" for i in range(len(tensor.data))]
 
-    def _is_unchanged(self, tensor: Any) -> bool:
-        """Whether transformers takes the numbers of a matrix as they are: then it returns the array that it gets."""
+    def _pairs(self, tensor: Any) -> int:
+        """The `pairs` of the matrix's Place; 0 if transformers changes more of it than the order of rows."""
         shape = _shape(tensor)
         if len(shape) != 2 or shape != self._shapes.get(self._names.get(tensor.name, "")):
-            return False
-        array = np.broadcast_to(np.float32(0), shape)
-        found = self._processor.process(array, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
-        return found.weights is array and found.name == tensor.name
+            return 0
+        marked = np.arange(shape[0] * MARKED, dtype=np.float64).reshape(-1, MARKED)  # in place of numbers
+        found = self._processor.process(marked, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
+        if found.name != tensor.name or found.weights.shape != marked.shape:
+            return 0
+        pairs = max(1, int(np.argmax(found.weights[:, 0] == MARKED)))  # where the second row is
+        if pairs == 1:
+            expected = marked
+        elif shape[0] % (2 * pairs) == 0:
+            expected = marked.reshape(-1, pairs, 2, MARKED).swapaxes(1, 2).reshape(marked.shape)
+        else:
+            return 0
+        return pairs if np.array_equal(found.weights, expected) else 0
 
     def _processed(self, tensor: Any, numbers: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """The numbers of those tensors of the model of which this is the last part. `numbers`: what the file has."""
@@ -146,31 +160,41 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(reversed(tensor.shape.tolist()))
 
 
-def _copy(data: Any) -> torch.Tensor:
-    """A tensor with a copy of `data`, which lies in memory that is mapped read-only."""
-    return torch.from_numpy(np.copy(data))
-
-
-def write_weights(weights: GgufWeights, target: Path, progress: Callable[[int, int], None]) -> int:
-    """Write the weights into two files of the folder `target`: gguf.blocks has what is kept as blocks, and
-    model.safetensors the numbers of all other tensors. Return how many are kept as blocks. For `progress` see
-    GgufWeights.
-
-    The metadata of the blocks names ggml's type of each quantised weight, also of those that are kept as numbers.
-    Without quantised weights there is no such file."""
+def write_weights(
+    weights: GgufWeights, sources: Sequence[Source], target: Path, progress: Callable[[int, int], None]
+) -> GgufIndex:
+    """Write what cannot stay in the files into model.safetensors of the folder `target`. Return the index of the
+    others, whose blocks are not hashed yet. For `progress` see GgufWeights."""
+    places: dict[str, Place] = {}
     kinds: dict[str, str] = {}
-    count, names = 0, weights.names
-    with (
-        SafetensorsWriter(target / "model.safetensors", names) as numbers,
-        SafetensorsWriter(target / BLOCKS, names) as blocks,
-    ):
+    mapped, names = MappedGguf(sources), weights.names
+    with SafetensorsWriter(target / NUMBERS_FILE, names) as copied, SafetensorsWriter(None, names) as numbers:
         for tensor in weights.read(progress):
-            (blocks if tensor.is_stored else numbers).add(tensor.name, tensor.rows)
-            count += tensor.is_stored
             if tensor.kind:
                 kinds[tensor.name] = tensor.kind
-        numbers.finish({"format": "pt"})
-        blocks.finish(kinds)
-    if not kinds:
-        (target / BLOCKS).unlink()
-    return count
+            found = tensor.weights
+            if isinstance(found, Place):
+                places[tensor.name] = found
+                if found.kind in DTYPES:
+                    numbers.add(tensor.name, mapped.rows(found))
+            else:
+                copied.add(tensor.name, found)
+                numbers.add(tensor.name, found)
+        copied.finish(METADATA)
+        contents = [(NUMBERS_FILE, numbers.finish(METADATA))]
+    return GgufIndex(list(sources), places, kinds, contents)
+
+
+def hash_blocks(index: GgufIndex, names: Sequence[str], progress: Callable[[int, int], None]) -> GgufIndex:
+    """The index with the hash of all blocks. `names`: of the GgufWeights. `progress` gets how many were read, and how
+    many there are."""
+    if not index.kinds:
+        return index
+    mapped = MappedGguf(index.sources)
+    blocks = {name: place for name, place in index.places.items() if place.kind not in DTYPES}
+    with SafetensorsWriter(None, names) as hashed:
+        for done, (name, place) in enumerate(blocks.items()):
+            progress(done, len(blocks))
+            hashed.add(name, mapped.rows(place))
+        progress(len(blocks), len(blocks))
+        return replace(index, contents=[*index.contents, (BLOCKS_FILE, hashed.finish(index.kinds))])

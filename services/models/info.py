@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError, SettingsError
-from services.models.contents import BLOCKS, contents
+from services.models.contents import contents
+from services.models.gguf_index import GgufIndex
 from services.models.json_file import read_json
 from services.models.pooling import BEHIND_PADDING, Pooling, read_pooling
 from services.models.weights_files import weights_files
@@ -118,8 +119,12 @@ def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _revision(folder: Path, cache_dir: Path | None) -> str:
-    files = [*weights_files(folder), *folder.glob(BLOCKS)]
-    weights = [(file.name, contents(file, cache_dir)) for file in files]
+    if index := GgufIndex.read(folder):
+        for source in index.sources:
+            source.check()
+        weights = index.contents
+    else:
+        weights = [(file.name, contents(file, cache_dir)) for file in weights_files(folder)]
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     digest.update(repr(weights).encode())
     return digest.hexdigest()[:12]

@@ -11,6 +11,7 @@ from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import WARNING, convert
 from services.models.gguf_file import is_first, name_of, parts_of
+from services.models.gguf_index import Source
 from services.models.info import is_complete
 from services.models.json_file import read_json
 from services.models.weights_files import PICKLES, SAFETENSORS, weights_files
@@ -20,10 +21,10 @@ LISTS = ("auto_mappings.py", "configuration_auto.py")  # of transformers.models.
 
 
 def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
-    """Return the folder of the converted file, or of the parts of which it is the first. They are converted again when
-    a size or time changes. Raises ModelError if parts are absent."""
+    """Return the folder of the converted file, or of the parts of which it is the first, where most weights stay. They
+    are converted again when a size or time changes. Raises ModelError if parts are absent."""
     parts = parts_of(Path(os.path.abspath(file)))  # links may lead to names without numbers
-    identity = "\n".join(_stamp(part) for part in parts)
+    identity = [Source.of(part) for part in parts]
     return _converted(parts[0], f"gguf {identity}", name_of(parts[0]), cache_dir, progress)
 
 

@@ -67,7 +67,15 @@ class InFlight:
                 new_blocks[entry.id] = kv.take_unsent_blocks(entry)
         full_blocks = kv.blocks.take_full(finished)
         return Iteration(
-            epoch, self.step, self.scheduled, new, new_blocks, kv.take_released(), full_blocks, self.drafts
+            epoch,
+            self.step,
+            self.scheduled,
+            new,
+            new_blocks,
+            kv.take_released(),
+            full_blocks,
+            self.drafts,
+            wants_forced,
         )
 
 

@@ -147,6 +147,14 @@ class BlockPool:
             if self._holders[block] == 1 and block in self._hashes:
                 self._forget(block)
 
+    def forget_all(self) -> None:
+        """Withdraw all published blocks, none of which is held."""
+        assert not self._tables, f"blocks are held by {list(self._tables)}"
+        for block in list(self._hashes):
+            self._forget(block)
+        self._empty += reversed(self._idle)
+        self._idle.clear()
+
     def _pop(self) -> int:
         if self._empty:
             return self._empty.pop()

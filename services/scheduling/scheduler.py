@@ -191,6 +191,17 @@ class Scheduler:
         self._in_flight.append(batch)
         return batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
 
+    def sleep(self) -> Iteration:
+        """Return the iteration with which the engine gives back the memory of its KV cache. No request may be here, and
+        no prefix is cached from now on."""
+        assert not self._entries, f"{list(self._entries)} are here"
+        assert not self._in_flight, "an iteration is in flight"
+        self.blocks.forget_all()
+        batch = InFlight(self._step + 1)
+        self._step = batch.step
+        self._in_flight.append(batch)
+        return replace(batch.message(self.epoch, self._kv, self._finished, wants_forced=False), sleep=True)
+
     def _closed(self) -> bool:
         """Return whether no request may join or preempt the running ones."""
         return False
@@ -205,7 +216,8 @@ class Scheduler:
         batch = self._in_flight.popleft()
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
         self._finished = batch.step
-        self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
+        if batch.entries:
+            self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         failed = result.failed
         ended = 0
         for entry in batch.entries:

@@ -71,9 +71,8 @@ class AdapterSettings(BaseSettings):
 
     def check_adapters(self) -> None:
         """Raises ValueError for contradictions."""
-        for name in ("lora_modules", "lora_dir"):
-            if getattr(self, name) and not self.enable_lora:
-                raise ValueError(f"{name}: set enable_lora too, without which no adapter is served")
+        if self.lora_modules and not self.enable_lora:
+            raise ValueError("lora_modules: set enable_lora too, without which no adapter is served")
         names = Counter(module.name for module in self.lora_modules)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"lora_modules: {twice[0]!r} is named twice")

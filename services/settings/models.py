@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from services.errors import UsageError
 from services.pool.shards import MAX_SHARDS
+from services.settings.adapters import AdapterSettings
 from services.settings.model import ModelSettings
 from services.settings.names import PARTS, own_name
 from services.settings.scheduling import SchedulingSettings
@@ -20,9 +21,11 @@ NUMBER = "number"  # of the model in ids, which an entry may have
 OWN = frozenset(
     {
         *ModelSettings.model_fields,
+        *AdapterSettings.model_fields,
         *(SchedulingSettings.model_fields.keys() - {"preset"}),
         *("tool_call_parser", "reasoning_parser", "allow_control_tokens"),
-        *("engines", "min_engines", "max_engines", "tp", "pp", "threads", "device", "dtype", "weights", "quantization"),
+        *("engines", "min_engines", "max_engines", "sleep_idle_seconds", "tp", "pp", "threads"),
+        *("device", "dtype", "weights", "quantization"),
         *("kv_cache_dtype", "batch_invariant", "block_size", "kv_blocks", "kv_memory_fraction", "max_model_len"),
         *("pool", "max_waiting", "max_pool_bytes", "max_queue_wait", "queue_timeout", "deadly_token"),
     }
@@ -70,7 +73,7 @@ def settled(values: Entry, make: Callable[..., Any]) -> Entry:
     Raises ValueError for a setting that a model cannot have of its own, and for models that contradict each other.
     """
     values = dict(values)
-    given = entries(values.pop("models", None) or ())
+    given: tuple[Entry, ...] = entries(values.pop("models", None) or ())
     if not given:
         return values
     if (first := values.pop("model", given[0]["model"])) != given[0]["model"]:
@@ -83,10 +86,32 @@ def settled(values: Entry, make: Callable[..., Any]) -> Entry:
     return values | own[0] | {"models": own}
 
 
+def check_names(models: Sequence[tuple[str, Sequence[str], str]]) -> None:
+    """Raise UsageError if two models have a name of the API or their pool in common. `models` are, of each, its name in
+    the settings, its names in the API and the name of its pool."""
+    owners: dict[str, str] = {}
+    for model, names, _ in models:
+        for name in names:
+            if name in owners:
+                raise UsageError(
+                    f"two models have the name {name!r}, {owners[name]} and {model}; give one of them another "
+                    "served_model_name"
+                )
+        owners |= dict.fromkeys(names, model)
+    pools: dict[str, str] = {}
+    for model, _, pool in models:
+        if pool in pools:
+            raise UsageError(
+                f"{pools[pool]} and {model} have the same files, and therefore the same pool; name the model once, "
+                "with several served_model_names, or give one of them another pool, to serve it with other settings"
+            )
+        pools[pool] = model
+
+
 def _own(shared: Entry, entry: Entry, make: Callable[..., Any]) -> Entry:
     """Return all that the model of an entry has of its own, as JSON."""
     try:
-        made = make(**shared | entry).model_dump(mode="json")
+        made: Entry = make(**shared | entry).model_dump(mode="json")
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))

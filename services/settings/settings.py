@@ -6,7 +6,7 @@ current folder (see `sources`). An unknown or contradictory setting is an error 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
+from services.overview import SleepLevel
 from services.settings import models
 from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
@@ -24,6 +25,7 @@ from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
+from services.sleep import SleepRule
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
@@ -180,7 +182,22 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         Section.AUTOSCALING,
         Field(ge=0, description="maximum number of engines, of which `engines` start; 0: always `engines`"),
     ] = 0
-    min_engines: Annotated[int, Field(ge=1, description="minimum number of engines, with max_engines")] = 1
+    min_engines: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="minimum number of engines, with max_engines; 0, with sleep_idle_seconds: the processes of an "
+            "engine that sleeps end, too",
+        ),
+    ] = 1
+    sleep_idle_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds without a request after which an engine gives back its KV cache; after as many again, "
+            "its weights; and with min_engines=0, after as many again, its processes. A request wakes it up. 0: never",
+        ),
+    ] = 0.0
     max_gateways: Annotated[
         int,
         Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
@@ -255,7 +272,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
+        self.check_pool(self.engines, self.fewest_engines if self.max_engines else self.engines)
         self.check_scheduling()
         self.check_adapters()
         self._check_autoscaling()
@@ -282,6 +299,8 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(
                 f"engines={self.engines} must be from min_engines={self.min_engines} to max_engines={self.max_engines}"
             )
+        if not self.min_engines and not self.sleep_idle_seconds:
+            raise ValueError("min_engines=0 needs sleep_idle_seconds, after which the engines end")
         if self.min_engines > 1 and not self.max_engines:
             raise ValueError(f"min_engines={self.min_engines} needs max_engines; without it, set engines")
         if self.max_gateways and self.max_gateways < self.gateways:
@@ -295,15 +314,26 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(f"a null engine has no layers to split with {asked}")
 
     @property
+    def fewest_engines(self) -> int:
+        """The smallest number of engines, those that sleep included."""
+        return max(1, self.min_engines)
+
+    @property
+    def sleep(self) -> SleepRule:
+        """When engines sleep."""
+        return SleepRule(self.sleep_idle_seconds, SleepLevel.COLD if self.min_engines else SleepLevel.OFF)
+
+    @property
     def each(self) -> tuple[Settings, ...]:
         """The settings of each model, as a server of this model alone would have them; the default one first."""
         shared = {name: getattr(self, name) for name in Settings.model_fields if name != "models"}
         return tuple(Settings(**shared | entry) for entry in self.models) or (self,)
 
-    def with_each(self, names: Sequence[str]) -> Settings:
-        """Return these settings with other names of the models, which are pinned, in the order of `each`."""
-        entries = [entry | {"model": name} for entry, name in zip(self.models, names, strict=True)]
-        return self.model_copy(update={"model": names[0], "models": tuple(entries)})
+    def pinned(self, pin: Callable[[str], str]) -> Settings:
+        """Return these settings with `pin` of the name of each model, and of the name of each tokenizer."""
+        names = [{"model": pin(each.model), "tokenizer": each.tokenizer and pin(each.tokenizer)} for each in self.each]
+        entries = tuple(entry | name for entry, name in zip(self.models, names, strict=False))
+        return self.model_copy(update={**names[0], "models": entries})
 
     @property
     def most_engines(self) -> int:

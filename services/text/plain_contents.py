@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -26,7 +25,7 @@ class PlainContents:
 
     def __init__(self, raw: Mapping[str, Any], template: str) -> None:
         """`raw`: the content of tokenizer.json. `template`: the source of the chat template."""
-        self._raw = raw
+        self._plain: tokenizers.Tokenizer | None = None
         self._lead = secrets.token_hex(16)  # begins the names that control tokens have instead
         added = [token for token in raw.get("added_tokens") or () if token["content"].strip()]
         tokens = {t["content"]: t["id"] for t in added if t["special"] or t["content"] in template}
@@ -83,25 +82,26 @@ class PlainContents:
             if id not in self._ids:
                 held.append(id)
                 continue
-            made += self._between(marked[begin:start], held, sign, begin == 0)
+            made += self._between(backend, marked[begin:start], held, sign, begin == 0)
             made.append(id)
             held, begin = [], end
-        made += self._between(marked[begin:], held, sign, begin == 0)
+        made += self._between(backend, marked[begin:], held, sign, begin == 0)
         return _around(backend, made) if add_special_tokens else made
 
-    def _between(self, text: str, ids: list[int], sign: str, first: bool) -> list[int]:
+    def _between(self, backend: tokenizers.Tokenizer, text: str, ids: list[int], sign: str, first: bool) -> list[int]:
         """The token ids of the text between two control tokens, whose ids with the mark in it are `ids`."""
         if sign not in text:
             return ids
         # some tokenizers read the first text of a prompt in another way
         lead = "" if first else self._lead + next(iter(self._names))
+        if self._plain is None:
+            self._plain = self._without_control_tokens(json.loads(backend.to_str()))
         found: list[int] = self._plain.encode(lead + text.replace(sign, ""), add_special_tokens=False).ids
         return found[1:] if lead else found
 
-    @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        """The tokenizer with control tokens by other names, which no text contains. They keep their ids, as all tokens
-        do."""
+    def _without_control_tokens(self, raw: Mapping[str, Any]) -> tokenizers.Tokenizer:
+        """The tokenizer of this tokenizer.json with control tokens by other names, which no text contains. They keep
+        their ids, as all tokens do."""
 
         def renamed(name: str) -> str:
             return f"{self._lead}{name}" if name in self._names else name
@@ -109,17 +109,17 @@ class PlainContents:
         flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
         added = [
             {**token, "content": renamed(token["content"]), **(flags if token["id"] in self._ids else {})}
-            for token in self._raw.get("added_tokens") or ()
+            for token in raw.get("added_tokens") or ()
         ]
-        model = dict(self._raw["model"])
+        model = dict(raw["model"])
         if isinstance(model["vocab"], dict):
             model["vocab"] = {renamed(name): id for name, id in model["vocab"].items()}
             if merges := model.get("merges"):
                 model["merges"] = [each for each in merges if _merged(each) not in self._names]
         else:
             model["vocab"] = [[renamed(name), score] for name, score in model["vocab"]]
-        raw = {**self._raw, "added_tokens": added, "model": model, "post_processor": None}
-        made = tokenizers.Tokenizer.from_str(json.dumps(raw))
+        changed = {**raw, "added_tokens": added, "model": model, "post_processor": None}
+        made = tokenizers.Tokenizer.from_str(json.dumps(changed))
         made.no_truncation()
         made.no_padding()
         return made

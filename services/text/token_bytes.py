@@ -8,7 +8,6 @@ model continues a prompt.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
+from services.text.tokenizer_json import read_tokenizer_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -69,20 +69,6 @@ class TextTables:
 
     def join(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, tokens))
-
-
-def read_tokenizer_json(folder: Path) -> dict[str, Any]:
-    """Return the content of the tokenizer.json in `folder`. Raises ModelError."""
-    path = folder / "tokenizer.json"
-    try:
-        raw = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no tokenizer.json") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
-        raise ModelError(f"{path} describes no tokenizer")
-    return raw
 
 
 def _build(raw: dict[str, Any], exact: bool) -> TextTables:

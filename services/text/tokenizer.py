@@ -13,8 +13,9 @@ from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
 from services.text.length_bound import LengthBound
 from services.text.plain_contents import PlainContents
-from services.text.token_bytes import TextTables, read_tokenizer_json
+from services.text.token_bytes import TextTables
 from services.text.tokenizer_config import TokenizerConfig
+from services.text.tokenizer_json import read_tokenizer_json
 
 Text = str | tuple[str, str]  # or a pair of texts
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.errors import ModelError
+from services.text.tokenizer_json import read_tokenizer_json
 
 TEMPLATES = "additional_chat_templates"  # a folder of templates with other names than `default`
 FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
@@ -81,7 +82,7 @@ def lacks_tokens(folder: Path) -> bool:
     adds, or has them with other properties."""
     if not (folder / "tokenizer.json").is_file():
         return True
-    known = {token["content"]: token for token in _read_json(folder / "tokenizer.json").get("added_tokens") or ()}
+    known = {token["content"]: token for token in read_tokenizer_json(folder).get("added_tokens") or ()}
     return any(
         content not in known or any(known[content].get(flag, value) != value for flag, value in flags.items())
         for content, flags in _declared(folder)
@@ -117,14 +118,14 @@ def end_token(folder: Path) -> frozenset[int]:
 def ids_of_token(folder: Path, content: str) -> frozenset[int]:
     """The ids of the token that tokenizer.json spells as `content`; empty if it knows none."""
     file = folder / "tokenizer.json"
-    return _ids_of(file, file.stat().st_mtime_ns, content) if file.is_file() else frozenset()
+    return _ids_of(folder, file.stat().st_mtime_ns, content) if file.is_file() else frozenset()
 
 
 @functools.lru_cache(maxsize=8)
-def _ids_of(file: Path, _changed: int, content: str) -> frozenset[int]:
-    raw = _read_json(file)
+def _ids_of(folder: Path, _changed: int, content: str) -> frozenset[int]:
+    raw = read_tokenizer_json(folder)
     added = {token["id"] for token in raw.get("added_tokens") or () if token["content"] == content}
-    vocab = (raw.get("model") or {}).get("vocab")
+    vocab = raw["model"].get("vocab")
     if not added and isinstance(vocab, dict) and content in vocab:
         added = {vocab[content]}
     elif not added and isinstance(vocab, list):  # Unigram: [piece, score]

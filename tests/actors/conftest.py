@@ -76,4 +76,4 @@ def ray_cluster() -> Iterator[None]:
 async def nothing_left() -> AsyncIterator[None]:
     """Removes the engine of the test."""
     yield
-    await asyncio.to_thread(remove_engine, 0)
+    await asyncio.to_thread(remove_engine, "0")

@@ -64,7 +64,7 @@ async def attach_with_spare(epoch: str) -> EngineClient:
 
 def spare_name(client: EngineClient) -> str:
     """The name of the actor of the other process, for an engine of one rank."""
-    (name,) = set(engine_names(0)) - {client.status.name}
+    (name,) = set(engine_names("0")) - {client.status.name}
     return name
 
 

@@ -12,6 +12,7 @@ from ray.serve.config import AutoscalingPolicy
 from actors import scaling
 from actors.app import build
 from actors.scaling import EnginePolicy, KnownPools, decide, want_engines
+from actors.seat import ModelSeats
 from services.autoscaling import EngineCount, Scaling
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Exchange, NewSequence, Room, Submission
@@ -31,13 +32,13 @@ async def submit(pool: RequestPool, requests: int) -> None:
 
 async def test_waiting_requests_add_engines_and_their_end_removes_them(pool: RequestPool) -> None:
     count = EngineCount(AT_ONCE, 1)
-    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 2  # an engine's scheduler, and the spare
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 1
     await submit(pool, 9)
-    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 4
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 3
     assert (await pool.overview()).wanted == {CLUSTER: 3}
     for number in range(9):
         await pool.cancel(f"r{number}")
-    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 2
+    assert await decide([pool], CLUSTER, count, 1, KnownPools()) == 1
     assert (await pool.overview()).wanted == {CLUSTER: 1}
 
 
@@ -47,12 +48,12 @@ async def test_a_draining_seat_keeps_its_scheduler(pool: RequestPool) -> None:
     for index in range(3):
         assert (await pool.acquire(f"{CLUSTER}/{index}", f"owner-{index}", lease=60.0)).granted
     assert count.wanted == 1
-    assert await decide([pool], CLUSTER, count, 2, KnownPools()) == 4
+    assert await decide([pool], CLUSTER, count, 2, KnownPools()) == 3
 
 
 async def test_another_number_that_was_written_is_replaced(pool: RequestPool) -> None:
     await pool.scale(CLUSTER, 3)
-    assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1, KnownPools()) == 2
+    assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1, KnownPools()) == 1
     assert (await pool.overview()).wanted == {CLUSTER: 1}
 
 
@@ -64,7 +65,7 @@ async def test_a_shard_that_missed_the_number_gets_it_later(pool: RequestPool) -
     for pools in ([pool, other], [other, pool]):
         await pools[0].scale(CLUSTER, 2)
         await pools[1].scale(CLUSTER, 3)
-        assert await decide(pools, CLUSTER, EngineCount(Scaling(3, 3, 4, 0.0, 0.0), 3), 2, KnownPools()) == 4
+        assert await decide(pools, CLUSTER, EngineCount(Scaling(3, 3, 4, 0.0, 0.0), 3), 2, KnownPools()) == 3
         assert [(await one.overview()).wanted for one in pools] == [{CLUSTER: 3}, {CLUSTER: 3}]
     await other.close()
 
@@ -87,11 +88,11 @@ async def test_a_shard_that_is_away_does_not_hold_up_the_others(
 ) -> None:
     other, known, count = RequestPool(pool._server.url, f"{pool.name}.1"), KnownPools(), EngineCount(AT_ONCE, 2)
     await submit(other, 5)
-    assert await decide([pool, other], CLUSTER, count, 2, known) == 3
+    assert await decide([pool, other], CLUSTER, count, 2, known) == 2
     await other.close()
     monkeypatch.setattr(other, "_server", Connection("redis://127.0.0.1:1"))
     await submit(pool, 4)
-    assert await decide([pool, other], CLUSTER, count, 2, known) == 4
+    assert await decide([pool, other], CLUSTER, count, 2, known) == 3
     assert count.wanted == 3
     assert (await pool.overview()).wanted == {CLUSTER: 3}
     with pytest.raises(PoolUnavailable):  # nothing is known of it
@@ -113,7 +114,7 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
 
     monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
     monkeypatch.setattr(scaling, "set_replicas", tell)
-    following = asyncio.create_task(scaling.follow([pool, other], CLUSTER, lambda: 2, 0.02))
+    following = asyncio.create_task(scaling.follow([ModelSeats(0, [pool, other], CLUSTER, lambda: 2)], 0.02))
     await want_engines([pool, other], CLUSTER, 4)
     assert await asyncio.wait_for(told.get(), 30) == 5
     away = other._server

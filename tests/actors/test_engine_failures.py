@@ -28,44 +28,44 @@ from services.errors import EngineLost, ModelError
 
 def fail(failures: StartFailures, engine: int, times: int, rank: int = 0) -> None:
     for number in range(times):
-        failures.add(EngineFailure(engine, f"engine-{engine}-{rank}-a", 100 + number, "OSError: no space"))
+        failures.add(EngineFailure(str(engine), f"engine-{engine}-{rank}-a", 100 + number, "OSError: no space"))
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_start_with_its_last_reason() -> None:
     failures = StartFailures()
-    failures.check([0])
+    failures.check(["0"])
     fail(failures, 0, MOST_FAILURES - 1)
-    failures.check([0])
+    failures.check(["0"])
     fail(failures, 0, 1)
     with pytest.raises(EngineLost, match=f"engine has failed {MOST_FAILURES} times in a row; at last, .*OSError: no"):
-        failures.check([0])
+        failures.check(["0"])
 
 
 def test_an_engine_that_has_failed_less_often_may_still_be_ready() -> None:
     failures = StartFailures()
     fail(failures, 0, 10)
-    failures.check([0, 1])
+    failures.check(["0", "1"])
     fail(failures, 1, MOST_FAILURES - 1)
-    failures.check([0, 1])
+    failures.check(["0", "1"])
     fail(failures, 1, 1)
     with pytest.raises(EngineLost, match=f"each of the 2 engines has failed {MOST_FAILURES} times"):
-        failures.check([0, 1])
+        failures.check(["0", "1"])
 
 
 def test_ranks_that_fail_together_are_one_failure_of_their_engine() -> None:
     failures = StartFailures()
     for rank in (0, 1):
         fail(failures, 0, MOST_FAILURES - 1, rank)
-    failures.check([0])
+    failures.check(["0"])
 
 
 def test_a_refusal_ends_the_start_at_once() -> None:
     with pytest.raises(ModelError, match=r"^not served$"):
-        StartFailures().add(EngineFailure(0, "engine-0-0-a", 1, "not served", refused=True))
+        StartFailures().add(EngineFailure("0", "engine-0-0-a", 1, "not served", refused=True))
 
 
 def test_a_failure_names_reason_and_log() -> None:
-    line = str(EngineFailure(1, "engine-1-0-a", 42, "MemoryError"))
+    line = str(EngineFailure("1", "engine-1-0-a", 42, "MemoryError"))
     assert line == "engine 1 failed: MemoryError; its log is worker-*-42.err"
 
 
@@ -138,7 +138,7 @@ def engine(watch: EngineWatch) -> Iterator[EngineProcess]:
 
 
 def failure(engine: EngineProcess, reason: str, refused: bool = False) -> EngineFailure:
-    return EngineFailure(7, "engine-7-0-a", engine.pid, reason, refused)
+    return EngineFailure("7", "engine-7-0-a", engine.pid, reason, refused)
 
 
 def test_an_exception_counts_when_the_process_is_dead_and_once(watch: EngineWatch, engine: EngineProcess) -> None:

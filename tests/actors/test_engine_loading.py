@@ -40,7 +40,7 @@ async def slow_engines() -> list[EngineStatus]:
         actor._load_engine = slowly
 
     statuses = []
-    for which, name in enumerate(engine_names(0)):
+    for which, name in enumerate(engine_names("0")):
         await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, which)
         statuses.append(await status_of(name))
         await named(name).__ray_call__.remote(load_slowly)

@@ -25,7 +25,7 @@ async def test_processes_without_an_owner_end_and_their_placement_group_is_remov
 
         actors.engine.ORPHANED_AFTER = 1
 
-    names = engine_names(0)
+    names = engine_names("0")
     for which, name in enumerate(names):
         await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, which)
         await status_of(name)

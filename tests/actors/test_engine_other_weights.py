@@ -32,7 +32,7 @@ async def test_it_does_not_load_other_weights(tmp_path: Path) -> None:
     engine = seat(settings)
     link = await attach(engine, "1:a")
     await asyncio.to_thread(ensure_engine, settings, 0, 0, 1)
-    await status_of(engine_names(0)[1])
+    await status_of(engine_names("0")[1])
     weights = folder / "model.safetensors"
     old = weights.read_bytes()
     weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())
@@ -43,10 +43,10 @@ async def test_it_does_not_load_other_weights(tmp_path: Path) -> None:
     link.close()
     with pytest.raises(OtherWeights, match="this server was started with"):
         await attach(engine, "2:b")
-    pids = [(await status_of(name)).pid for name in engine_names(0)]
+    pids = [(await status_of(name)).pid for name in engine_names("0")]
     with pytest.raises(OtherWeights, match="this server was started with"):
         await attach(engine, "3:c")
-    assert [(await status_of(name)).pid for name in engine_names(0)] == pids
+    assert [(await status_of(name)).pid for name in engine_names("0")] == pids
     weights.write_bytes(old)
     back = await attach(engine, "4:d")
     assert back.status.pid in pids

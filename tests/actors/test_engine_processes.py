@@ -30,7 +30,7 @@ from actors import engine_processes
 from actors.engine_client import EngineClient
 from actors.engine_processes import EngineProcesses
 from actors.ownership import Ownership
-from actors.placement import engine_indices, ensure_engine, find_engine
+from actors.placement import engine_labels, ensure_engine, find_engine
 from actors.seat import Seat, renew
 from load.server import until
 from services.errors import EngineLost, StaleEpoch
@@ -211,11 +211,11 @@ async def test_a_removed_engine_leaves_no_process_and_frees_its_place() -> None:
     engine = seat()
     client = await attach_with_spare("1:a")
     pids = [client.status.pid, (await status_of(spare_name(client))).pid]
-    assert engine_indices() == [0]
+    assert engine_labels() == ["0"]
     await engine.remove()
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), WAIT)
     await until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], WAIT)
-    assert engine_indices() == []
+    assert engine_labels() == []
     await engine.remove()  # by the next owner, after the first one died
     again = await attach(seat(), "2:b")
     assert again.status.pid not in pids

@@ -154,6 +154,6 @@ async def test_a_spare_is_made_again_when_its_placement_group_was_removed() -> N
     engines = seat()
     client = await attach(engines, "1:a")
     async with keeping_spare(engines, client, "1:a"):
-        await asyncio.to_thread(remove_engine, 0)
+        await asyncio.to_thread(remove_engine, "0")
         await until(lambda: not engines.has_spare)
         await until(lambda: engines.has_spare)

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.usefixtures("folder", "ray_cluster", "nothing_left"),
 ]
-NAME = engine_names(0)[0]
+NAME = engine_names("0")[0]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ async def test_an_exception_while_it_warms_up(watch: EngineWatch) -> None:
     with pytest.raises(EngineLost, match="No space left on device"):
         await attach(seat(), "1:a")
     failure = await next_failure(watch)
-    assert failure == EngineFailure(0, NAME, pid, "OSError: [Errno 28] No space left on device")
+    assert failure == EngineFailure("0", NAME, pid, "OSError: [Errno 28] No space left on device")
     (log,) = watch._logs.glob(f"worker-*-{pid}.err")
     assert "Traceback" in log.read_text()
     await status_of(NAME)  # the next process has started
@@ -116,4 +116,4 @@ async def test_a_model_that_is_refused_when_it_is_loaded(watch: EngineWatch) -> 
     pid = await start(refuse)
     with pytest.raises(ModelError):
         await attach(seat(), "1:a")
-    assert await next_failure(watch) == EngineFailure(0, NAME, pid, "its layers are not served", refused=True)
+    assert await next_failure(watch) == EngineFailure("0", NAME, pid, "its layers are not served", refused=True)

@@ -13,9 +13,9 @@ from lifeline_process import HERE, LifelineProcess
 
 from actors import engine_processes
 from actors.ownership import Ownership
-from actors.scaling import scheduler_replicas, want_engines
+from actors.scaling import schedulers_needed, want_engines
 from actors.scheduler import engines_in
-from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
+from actors.seat import ModelSeats, Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
 from services.errors import EngineLost, LaterEpoch, NotWanted, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.metrics import Counters
@@ -28,7 +28,7 @@ SHORT = 1.5
 
 
 def spare(pool: RequestPool, seats: int, lease: float, owner: str = f"{HERE}:1/1") -> asyncio.Task[Seat]:
-    return asyncio.create_task(take_seat([pool], "c", lambda: seats, owner, lease))
+    return asyncio.create_task(take_seat([ModelSeats(0, [pool], "c", lambda: seats)], owner, lease))
 
 
 async def still_waits(*spares: asyncio.Task[Seat]) -> None:
@@ -80,7 +80,7 @@ async def test_a_spare_kills_a_holder_that_is_stopped_and_takes_its_seat(
     held = await pool.acquire("c/0", holder.owner, NEVER)
     holder.process.send_signal(signal.SIGSTOP)
     counters = Counters()
-    taking = take_seat([pool], "c", lambda: 1, f"{HERE}:1/1", NEVER, counters)
+    taking = take_seat([ModelSeats(0, [pool], "c", lambda: 1)], f"{HERE}:1/1", NEVER, counters)
     seat = await asyncio.wait_for(taking, 30)
     assert seat.epoch != held.epoch
     assert await asyncio.to_thread(holder.process.wait) == -signal.SIGKILL
@@ -141,7 +141,7 @@ async def test_seats_are_dealt_to_the_shards_in_turn(pool: RequestPool, holder: 
     """A shard that is away does not keep a spare from the seats of another one."""
     away = RequestPool("redis://127.0.0.1:1")
     await pool.acquire("c/1", holder.owner, NEVER)
-    seat = await asyncio.wait_for(take_seat([away, pool], "c", lambda: 4, f"{HERE}:1/1", NEVER), 30)
+    seat = await asyncio.wait_for(take_seat([ModelSeats(0, [away, pool], "c", lambda: 4)], f"{HERE}:1/1", NEVER), 30)
     assert seat.name == "c/3"
     await away.close()
 
@@ -262,7 +262,7 @@ async def test_the_engine_of_a_seat_that_another_pool_has_too_is_left_to_that_on
     await want_engines([pool, other], "c", 2)
 
     def taken() -> asyncio.Task[Seat]:
-        return asyncio.create_task(take_seat([pool, other], "c", lambda: 2, f"{HERE}:1/1", SHORT))
+        return asyncio.create_task(take_seat([ModelSeats(0, [pool, other], "c", lambda: 2)], f"{HERE}:1/1", SHORT))
 
     left = await asyncio.wait_for(taken(), 30)
     assert (left.name, left.shard, left.surplus, left.shared) == ("c/2", 1, True, True)
@@ -278,7 +278,7 @@ async def test_an_engine_is_left_alone_while_another_pool_is_away(pool: RequestP
     await pool.acquire("c/0", holder.owner, NEVER)
     await pool.release("c/2", (await pool.acquire("c/2", holder.owner, NEVER)).epoch)
     await pool.scale("c", 2)
-    seat = await asyncio.wait_for(take_seat([pool, away], "c", lambda: 2, f"{HERE}:1/1", SHORT), 30)
+    seat = await asyncio.wait_for(take_seat([ModelSeats(0, [pool, away], "c", lambda: 2)], f"{HERE}:1/1", SHORT), 30)
     assert (seat.name, seat.surplus, seat.shared) == ("c/2", True, True)
     await away.close()
 
@@ -365,10 +365,10 @@ async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> No
 async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool, fails: bool
 ) -> None:
-    removed: list[int] = []
+    removed: list[str] = []
 
-    def remove(index: int) -> None:
-        removed.append(index)
+    def remove(engine: str) -> None:
+        removed.append(engine)
         if fails:
             raise EngineLost("it cannot be removed")
 
@@ -378,7 +378,7 @@ async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
     grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
     context = context_of(pool, Counters())
     await Ownership(context, Seat("c/1", 1, grant.epoch, surplus=True, shared=shared), None).run()
-    assert removed == ([] if shared else [1])
+    assert removed == ([] if shared else ["1"])
     assert (await pool.engines("c", 1)).indices == ([0, 1] if fails else [0])
 
 
@@ -399,13 +399,16 @@ async def test_what_an_owner_counted_stays_with_the_pool_when_it_gives_the_seat_
 
 
 def test_a_seat_that_two_pools_have_counts_once_for_the_number_of_schedulers() -> None:
-    assert scheduler_replicas([ClusterSeats(3, [0, 2]), ClusterSeats(3, [1, 2])]) == 4
-    assert scheduler_replicas([ClusterSeats(2, [0, 2]), ClusterSeats(2, [1, 3])]) == 5
+    assert schedulers_needed([ClusterSeats(3, [0, 2]), ClusterSeats(3, [1, 2])]) == 3
+    assert schedulers_needed([ClusterSeats(2, [0, 2]), ClusterSeats(2, [1, 3])]) == 4
 
 
 def test_a_configuration_without_an_engine_for_each_shard_is_refused() -> None:
-    assert engines_in({"engines": 2}, shards=2) == 2
+    assert engines_in({"engines": 2}, [2]) == [2]
+    assert engines_in({"engines": [2, 3]}, [1, 2]) == [2, 3]
+    with pytest.raises(ValueError, match="the engines of 1 models, 2 are served"):
+        engines_in({"engines": 2}, [1, 1])
     with pytest.raises(ValueError, match="engines is 1, at least 2 are needed, one for each shard"):
-        engines_in({"engines": 1}, shards=2)
+        engines_in({"engines": 1}, [2])
     with pytest.raises(ValueError, match="engines is 0, at least 1"):
-        engines_in({"engines": 0}, shards=1)
+        engines_in({"engines": 0}, [1])

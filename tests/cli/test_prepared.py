@@ -12,8 +12,10 @@ from tiny_models import make_tiny_model
 from cli.place import Place
 from cli.prepared import Prepared
 from cli.serve import _compile, _ready_line
+from load.random_adapter import write_adapter
 from services.errors import HubUnavailable, UsageError
 from services.models import hub
+from services.models.linears import load_linears
 from services.settings.settings import Settings
 
 
@@ -66,6 +68,17 @@ def test_a_parser_that_does_not_read_the_calls_of_the_model_is_refused() -> None
 def test_a_length_or_a_method_that_the_model_does_not_have_is_refused(model: Path) -> None:
     assert refused(model=str(model), max_model_len=1 << 20).startswith("max_model_len=1048576 is over")
     assert refused(model=str(model), quantization="awq").startswith("quantization=awq: ")
+
+
+def test_adapters_that_the_model_cannot_have_are_refused(model: Path, tmp_path: Path) -> None:
+    good = write_adapter(tmp_path / "good", load_linears(model, Settings().cache_dir), 0)
+    lora = {"model": str(model), "enable_lora": True}
+    Prepared.of(Settings(**lora, lora_modules=[f"sql={good}"]), print)
+    assert "'model' is the name of the model" in refused(**lora, lora_modules=[f"model={good}"])
+    assert "lora_modules: sql: adapter_config.json: rank 4" in refused(
+        **lora, lora_modules=[f"sql={good}"], max_lora_rank=2
+    )
+    assert f"lora_modules: sql: {tmp_path}/none is no adapter" in refused(**lora, lora_modules=[f"sql={tmp_path}/none"])
 
 
 def test_a_hub_that_does_not_answer_is_no_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,9 +141,6 @@ class Stack(Background):
         """Another gateway on the same pool, without a seat."""
         return Stack(self._redis_url, self._pool_name, self._folder, self.settings, engine=False)
 
-    def open_pool(self) -> RequestPool:
-        return self._open_pools()[0].pool
-
     def _open_pools(self) -> list[PoolShard]:
         limits = limits_of(self.settings)
         shards = parse_shards(self._redis_url)
@@ -183,7 +180,7 @@ class Stack(Background):
         settings = self.settings
         defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
         name, *aliases = settings.served_model_name or (NAME,)
-        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases))
+        return ServedModel(name, self.tokenizer, self.info, 1, defaults, tuple(aliases), folder=self._folder)
 
     def _make_engine(self) -> Any:
         return EchoEngine(self.figures, self.tokenizer)

@@ -18,7 +18,6 @@ from gateway.schemas.responses import ResponseRequest
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 TAGS = {"structures": [{"begin": "<f", "schema": SCHEMA, "end": ">"}], "triggers": ["<f"]}
 TEXT = [{"type": "text", "text": "a"}]

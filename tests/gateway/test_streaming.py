@@ -24,7 +24,7 @@ from gateway.pool_client import event_reader, following
 from gateway.pool_client.event_reader import EventBuffer
 from gateway.pool_client.following import Generation
 from gateway.streaming import EventStream, StreamWriter
-from services.messages import End, Snapshot, TokenEvent
+from services.messages import End, Exchange, Room, Snapshot, TokenEvent
 from services.requests import FinishReason
 from services.settings.settings import Settings
 
@@ -33,10 +33,10 @@ BODY = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """A gateway without an engine."""
+    """A gateway with an engine that claims nothing."""
     monkeypatch.setattr(streams, "KEEP_ALIVE", 0.1)
     with Stack(redis_url, f"silent-{time.monotonic_ns()}", tiny_folder, Settings(), engine=False) as stack:
-        stack.call(show_an_engine(stack))
+        stack.call(show_an_engine(stack, ready=1))
         yield stack
 
 
@@ -59,6 +59,27 @@ def test_comments_before_the_first_token(lonely: Stack) -> None:
     for _ in range(2):
         read_until(connection, b": keep-alive\n\n")
     assert request_of(received).startswith("cmpl-")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("gauges", "reason"),
+    [
+        ({"ready": 0}, b"no engine is ready"),
+        (
+            {"ready": 1, "sleep": 2, "waking_seconds": 3},
+            b"the model was cold and wakes up, which took 3.0 s the last time",
+        ),
+    ],
+)
+def test_comments_say_what_a_request_waits_for(lonely: Stack, gauges: dict[str, float], reason: bytes) -> None:
+    async def tell() -> None:
+        (seat,) = (await lonely.pool.overview()).seats
+        await lonely.pool.exchange(Exchange(seat.name, seat.epoch, 2, [], Room(0, 0, 16), gauges=gauges))
+
+    lonely.call(tell())
+    connection = post(lonely, BODY)
+    read_until(connection, b": " + reason + b"\n\n")
     connection.close()
 
 

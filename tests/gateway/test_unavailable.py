@@ -45,11 +45,23 @@ def test_no_engine_yet(lonely: Stack) -> None:
         assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
 
 
-@pytest.mark.parametrize(("gauges", "status"), [({"ready": 1}, 200), ({"ready": 0}, 503), ({}, 503)])
-def test_ready_is_the_state_of_a_living_seat(lonely: Stack, gauges: dict[str, float], status: int) -> None:
+@pytest.mark.parametrize(
+    ("gauges", "status", "text"),
+    [
+        ({"ready": 1}, 200, ""),
+        ({"ready": 1, "sleep": 0}, 200, ""),
+        ({"ready": 1, "sleep": 1}, 200, "asleep"),
+        ({"ready": 1, "sleep": 3}, 200, "off"),
+        ({"ready": 0, "sleep": 2}, 503, "No engine is ready."),  # it did not wake up
+        ({"ready": 0}, 503, "No engine is ready."),
+        ({}, 503, "No engine is ready."),
+    ],
+)
+def test_ready_is_the_state_of_a_living_seat(lonely: Stack, gauges: dict[str, float], status: int, text: str) -> None:
     lonely.call(show_an_engine(lonely, **gauges))
     wait_until(lambda: httpx.get(lonely.url + "/version").json().get("numerics") is not None)
-    assert httpx.get(lonely.url + "/ready").status_code == status
+    reply = httpx.get(lonely.url + "/ready")
+    assert (reply.status_code, reply.text if status == 200 else reply.json()["error"]["message"]) == (status, text)
 
 
 def test_a_seat_that_was_given_back_is_not_ready(lonely: Stack) -> None:

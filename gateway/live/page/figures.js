@@ -49,12 +49,12 @@ export class Figures {
   }
 }
 
-function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
+function engine({ name, ready, sleep, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
   const item = document.createElement("li");
   const state = alive ? (ready ? "ready" : "starting") : "down";
   const head = item.appendChild(document.createElement("div"));
   head.className = "engine-head";
-  add(head, "span", `state-${state}`, state);
+  add(head, "span", `state-${state}`, (ready && sleep) || state);
   add(head, "strong", "", `Engine ${label}`).title = name;
   if (epoch) add(head, "span", "quiet", `epoch …${epoch.slice(-4)}`).title = epoch;
   if (!alive) {

@@ -43,6 +43,10 @@ class BlockRecord:
         self._names[block, : len(name)] = np.frombuffer(name, np.uint8)
         self._states[block] = _State.FULL
 
+    def clear(self) -> None:
+        """Note that the contents of all blocks are unknown."""
+        self._states[:] = _State.WRITTEN
+
     def full(self) -> dict[int, bytes]:
         """The names of the full blocks."""
         found: list[int] = np.flatnonzero(self._states == _State.FULL).tolist()
@@ -93,6 +97,13 @@ class BlockNames:
         for block in blocks:
             self._failed.add(block)
             self._forget(block)
+
+    def clear(self) -> None:
+        """Forget the names of all blocks: their contents are about to go."""
+        self._names.clear()
+        self._failed.clear()
+        if self._record:
+            self._record.clear()
 
     def as_dict(self) -> dict[int, bytes]:
         """Return the name of each block that has one, the one named longest ago first."""

@@ -97,6 +97,16 @@ class KVCache:
         """Keys and values [requests, heads, blocks * block_size, dim] of block tables [requests, blocks]."""
         return _gather(self.keys[layer].transpose(2, 3), blocks), _gather(self.values[layer], blocks)
 
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        """All that blocks contain."""
+        return [*self.keys, *self.values, *self.states]
+
+    def begin_anew(self) -> None:
+        """Note that all blocks contain zeros."""
+        self.state_tokens[:] = 0
+        self.record.zero_()
+
     def erase(self, blocks: list[int]) -> None:
         """Zero these blocks, so that no request reads the infinite or undefined values that a failed one left."""
         index = torch.tensor(blocks, dtype=torch.long, device=self.device)

@@ -164,10 +164,6 @@ class DecoderWeights(ABC):
         """The first row of `embedding`, without reading it."""
         return self._partition.range_of(self._tensors.rows(self.embedding_name))[0]
 
-    def stored_rows(self, name: str) -> int:
-        """How many rows a tensor of the checkpoint has. Raises ModelError if it is absent."""
-        return self._tensors.rows(name)
-
     def positions(self) -> Table:
         """The embedding of positions."""
         return self._table(self.positions_name)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from services import wire
-from services.engine.families.registry import FAMILIES, identity
+from services.engine.families.kept import fit_file
+from services.engine.families.registry import FAMILIES
 from services.engine.parallel.layout import RowRange
 from services.engine.weights.folder import QuantizedCheckpoint, open_folder
 from services.engine.weights.quantized import GroupFormat, Weight
-from services.engine.weights.tensors import Checkpoint, header
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.files import write_atomically
-from services.models.contents import BLOCKS
 from services.models.pooling import pooling_of
-from services.models.weights_files import text_name, weights_files
+from services.models.weights_files import text_name
 
 HEAD = frozenset({"lm_head.weight"})  # which a model without text needs not
 PROBLEM = "the weights do not fit config.json"
@@ -41,8 +41,7 @@ def load_fit(folder: Path, cache: Path) -> Fit:
     Raises ModelError if a tensor of the model is absent, which transformers would draw at random, or has another shape
     than the config asks for.
     """
-    files = [*weights_files(folder), folder / BLOCKS]
-    kept = cache / "fits" / identity(folder, b"".join(header(file) for file in files if file.exists()))
+    kept = fit_file(folder, cache)
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         return wire.unpack(Fit, kept.read_bytes())
     fit = _fit(folder, open_folder(folder))

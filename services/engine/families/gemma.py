@@ -65,7 +65,6 @@ class Gemma(Gemma1):
             # transformers' Gemma 3 does not read its field of this name
             soft_cap=(config.attn_logit_softcapping or 0.0) if config.model_type == "gemma2" else 0.0,
             logits_soft_cap=config.final_logit_softcapping or 0.0,
-            post_norms=True,
             embedding_scale=config.hidden_size**0.5,
             rounds_embedding_scale=True,
             attention_scale=config.query_pre_attn_scalar**-0.5,

@@ -56,7 +56,6 @@ class Gemma4(Llama):
             layer_inputs=inputs,
             layer_inputs_scale=inputs**0.5,
             logits_soft_cap=config.final_logit_softcapping or 0.0,
-            post_norms=True,
             embedding_scale=config.hidden_size**0.5,
             rounds_embedding_scale=True,
             attention_scale=1.0,

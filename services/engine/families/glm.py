@@ -29,11 +29,6 @@ class Glm(Llama):
 class Glm4(Glm):
     """GLM-4-0414: GLM-4's layers, with norms after attention and MLP, too."""
 
-    @staticmethod
-    def read_spec(config: Any) -> DecoderSpec | None:
-        spec = Glm.read_spec(config)
-        return spec and replace(spec, post_norms=True)
-
     def layer(self, index: int) -> LayerWeights:
         layer = f"model.layers.{index}"
         return replace(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.pytorch_utils import Conv1D
 
 from services import wire
 from services.adapters.peft import LowRank
@@ -24,6 +28,7 @@ from services.files import write_atomically
 from services.models.linears import Linears, LinearShape, kept_at
 from services.models.pooling import pooling_of
 
+STATES = "belongs to a model whose layers keep a state; adapters do not change such models here"
 NO_TEXT = "belongs to a model that makes vectors; adapters change models of text"
 HEAD = "makes the logits; adapters change linear layers inside of the model's layers"
 OTHER = "is no product that adapters change here; leave it out of target_modules"
@@ -31,27 +36,32 @@ OTHER = "is no product that adapters change here; leave it out of target_modules
 
 def find_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
     """The linear layers of the model in `folder`. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-    from transformers.pytorch_utils import Conv1D
-
     config = load_config(folder)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config).eval()
-    found: dict[str, LinearShape] = {}
+    obstacle = NO_TEXT if pooling_of(folder) else STATES if _keeps_states(config) else ""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # tensors with shapes, and no numbers
+    with mode:
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    head, found = model.get_output_embeddings(), dict[str, LinearShape]()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            found[name] = LinearShape(module.out_features, module.in_features)
+            found[name] = LinearShape(module.out_features, module.in_features, HEAD if module is head else "")
         elif isinstance(module, Conv1D):
             inputs, outputs = module.weight.shape
             found[name] = LinearShape(outputs, inputs, inputs_first=True)
-    spec = None if pooling_of(folder) else spec_of(config)
-    changed = _read_by_family(spec, folder, cache, found) if spec else set(_called(model, found))
-    obstacle = NO_TEXT if pooling_of(folder) else OTHER
-    head = next((name for name, module in model.named_modules() if module is model.get_output_embeddings()), "")
-    return {
-        name: shape if name in changed and name != head else replace(shape, obstacle=HEAD if name == head else obstacle)
-        for name, shape in found.items()
-    }
+    spec = spec_of(config)
+    if obstacle:
+        changed = set[str]()
+    elif spec:
+        changed = _read_by_family(spec, folder, cache, found)
+    else:
+        with mode:
+            changed = _called(model, found)
+    return {n: s if s.obstacle or n in changed else replace(s, obstacle=obstacle or OTHER) for n, s in found.items()}
+
+
+def _keeps_states(config: Any) -> bool:
+    """Whether layers keep a state in place of keys and values. They run for some requests at a time."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def _read_by_family(spec: DecoderSpec, folder: Path, cache: Path, linears: dict[str, LinearShape]) -> set[str]:
@@ -64,21 +74,32 @@ def _read_by_family(spec: DecoderSpec, folder: Path, cache: Path, linears: dict[
     return {name for i in range(spec.layers) for name in read_layer(spec, i, ones, linears, base).changed}
 
 
-def _called(model: Any, linears: dict[str, LinearShape]) -> Iterator[str]:
+def _called(model: Any, linears: dict[str, LinearShape]) -> set[str]:
     """Those that transformers' layers call once with all tokens. What a layer computes by the weight alone, and what
     gets some tokens only, as experts do, cannot be changed beside it."""
-    tokens, calls = 5, list[str]()
+    tokens, calls = 5, Counter[str]()
 
     def note(name: str) -> Any:
-        return lambda module, inputs, output: calls.append(name) if output[..., 0].numel() == tokens else None
+        def count(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            is_whole = isinstance(output, torch.Tensor) and output.shape[:-1].numel() == tokens
+            calls[name] += 1 if is_whole else 2
 
+        return count
+
+    absorbed = {name for name, module in model.named_modules() if hasattr(module, "expand_kv")}
     for name, module in model.named_modules():
-        if name in linears and not any("expert" in part for part in name.split(".")[:-1]):
+        if name in linears:
             module.register_forward_hook(note(name))
     with contextlib.suppress(Exception), torch.inference_mode():  # operations that need numbers end it early
-        model(input_ids=torch.zeros(1, tokens, dtype=torch.long, device="meta"), use_cache=False)
-    absorbed = {name for name, module in model.named_modules() if hasattr(module, "expand_kv")}
-    return (n for n in linears if calls.count(n) == 1 and n.removesuffix(".kv_b_proj") not in absorbed)
+        model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    return {
+        name
+        for name in linears
+        if calls[name] == 1
+        and "expert." not in name
+        and "experts." not in name.replace("shared_experts.", "")
+        and name.removesuffix(".kv_b_proj") not in absorbed
+    }
 
 
 def keep_linears(folder: Path, cache: Path) -> None:

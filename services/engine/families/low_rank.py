@@ -33,8 +33,8 @@ def read_layer(
     tensors = _Rows(own, linears, base)
     weights = open_weights(spec, tensors, partition).layer(index)
     products = [tensors.product(linear) for linear in (weights.qkv, weights.output, weights.up, weights.down)]
-    changed = frozenset(name for _, names in products for name in names)
-    return LowRankLayer(*(product for product, _ in products), changed)
+    qkv, output, up, down = (product for product, _ in products)
+    return LowRankLayer(qkv, output, up, down, frozenset(name for _, names in products for name in names))
 
 
 class _Rows:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from services.engine.families.glm import Glm, Glm4
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.gpt_oss import GptOss
 from services.engine.families.granite import Granite, GraniteHybrid
+from services.engine.families.kept import spec_file
 from services.engine.families.llama import Llama
 from services.engine.families.llama_variants import Arcee, Cohere, Cohere2, Hunyuan, Interleaved, SmolLm3
 from services.engine.families.phi3 import Phi3
@@ -27,8 +26,6 @@ from services.engine.spec import DecoderSpec
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
-from services.models.pooling import MODULES, OVERRIDES
-from services.models.quantization import MODELOPT_FILE
 
 # by transformers' `model_type`
 FAMILIES: dict[str, type[DecoderWeights]] = {
@@ -70,14 +67,6 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
 
 LAYERS = frozenset({"full_attention", "sliding_attention"})  # of `layer_types`
 WHOLE = Partition()
-_ENGINE = Path(__file__).parents[1]
-CODE = [
-    *sorted(_ENGINE.glob("families/*.py")),
-    *sorted(_ENGINE.glob("weights/*.py")),
-    _ENGINE / "spec.py",
-    Path(wire.__file__),
-]
-
 
 # of those whose tokens attend to all tokens of their text
 ENCODERS: dict[str, type[DecoderWeights]] = {
@@ -112,29 +101,13 @@ def load_spec(folder: Path, cache: Path, encoder: bool = False) -> DecoderSpec |
 
     Raises ModelError for a model that is not served.
     """
-    file = cache / "specs" / f"{identity(folder)}{'-encoder' * encoder}"
+    file = spec_file(folder, cache, encoder)
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
-        return wire.unpack(DecoderSpec, file.read_bytes())
+        data = file.read_bytes()
+        return wire.unpack(DecoderSpec, data) if data else None
     from services.engine.families.config import load_config, load_encoder_config
 
     spec = spec_of(load_encoder_config(folder) if encoder else load_config(folder), encoder)
-    if spec:  # else transformers runs the model, and is imported anyway
-        with contextlib.suppress(OSError):
-            write_atomically(file, wire.pack(spec))
+    with contextlib.suppress(OSError):
+        write_atomically(file, wire.pack(spec) if spec else b"")
     return spec
-
-
-def identity(folder: Path, more: bytes = b"") -> str:
-    """A hash of everything that a kept spec or fit depends on: config, transformers, and the code that reads them; and
-    of `more`."""
-    digest = hashlib.sha256(version("transformers").encode() + more)
-    for file in (
-        folder / "config.json",
-        folder / MODELOPT_FILE,
-        folder / MODULES,
-        folder / OVERRIDES,
-        *CODE,
-    ):
-        with contextlib.suppress(OSError):  # without a config, transformers reports the error
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]

@@ -15,7 +15,7 @@ from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.noise import gumbel_of, keys
 from services.engine.sampling.output import SampledTokens
-from services.engine.sampling.search import CompiledSearch, Draws, Floats, Ids, chunk_maxima, chunk_size
+from services.engine.sampling.search import CHUNK, CompiledSearch, Draws, Floats, Ids, chunk_maxima
 from services.engine.sampling.truncation import Truncation
 from services.messages import Logprobs
 
@@ -47,10 +47,10 @@ def _take_likeliest(sampled: SampledTokens, logits: torch.Tensor, maxima: Floats
     if not rows:
         return
     which = list(rows)
-    best = maxima[which].argmax(axis=1)
-    chunks = logits.unflatten(1, (maxima.shape[1], -1))
-    inside = chunks[torch.tensor(which), torch.from_numpy(best)].argmax(dim=-1)
-    for i, token in zip(rows.values(), (best * chunks.shape[2] + inside.numpy()).tolist(), strict=True):
+    first = maxima[which].argmax(axis=1) * CHUNK
+    ids = np.minimum(first[:, None] + np.arange(CHUNK), logits.shape[1] - 1)
+    inside = logits[torch.tensor(which)[:, None], torch.from_numpy(ids)].argmax(dim=-1)
+    for i, token in zip(rows.values(), (first + inside.numpy()).tolist(), strict=True):
         sampled.tokens[i] = token
 
 
@@ -128,11 +128,10 @@ def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> 
     """New logits [which, vocab] from these rows of `logits`, -inf for tokens that are not allowed; and the maxima of
     their chunks [which, chunks]."""
     vocab_size = logits.shape[1]
-    size = chunk_size(vocab_size)
     limited = np.full((len(which), vocab_size), -np.inf, np.float32)
-    maxima = np.full((len(which), vocab_size // size), -np.inf, np.float32)
+    maxima = np.full((len(which), -(-vocab_size // CHUNK)), -np.inf, np.float32)
     for place, (i, allowed) in enumerate(which):
-        values, chunks = logits[i].take(allowed.ids), allowed.ids // size
+        values, chunks = logits[i].take(allowed.ids), allowed.ids // CHUNK
         starts = np.flatnonzero(np.diff(chunks, prepend=-1))  # of each chunk that has any
         limited[place, allowed.ids] = values
         maxima[place, chunks[starts]] = np.maximum.reduceat(values, starts)

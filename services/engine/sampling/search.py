@@ -1,7 +1,7 @@
 """CompiledSearch: finds tokens among the logits of requests on a CPU by compiled functions, for many requests at once.
 
-The logits of a request lie in chunks of equal size, whose maxima show where the largest logits are. The functions are
-those of `backends/cpu/kernels/search.cpp`.
+The maxima of a request's chunks of logits show where the largest logits are. The functions are those of
+`backends/cpu/kernels/search.cpp`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from services.requests import SamplingParams
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-LARGEST_CHUNK = 64  # tokens
+CHUNK = 64  # tokens; the last chunk may have fewer; kernels/search.h has the same number
 
 # Draw in kernels/draws.h; the names that Truncation has are its fields
 DRAW = np.dtype(
@@ -43,16 +42,11 @@ DRAW = np.dtype(
 DrawStructs = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
-@cache
-def chunk_size(vocab_size: int) -> int:
-    """How many tokens a chunk has: a divisor of the vocabulary's size."""
-    return next(size for size in range(min(LARGEST_CHUNK, vocab_size), 0, -1) if vocab_size % size == 0)
-
-
 def chunk_maxima(logits: torch.Tensor) -> torch.Tensor:
     """[requests, chunks] of `logits` [requests, vocab]; NaN where a chunk has one."""
-    chunks: torch.Tensor = logits.unflatten(-1, (-1, chunk_size(logits.shape[-1])))
-    return chunks.amax(dim=-1)
+    whole, rest = logits.shape[1] // CHUNK, logits.shape[1] % CHUNK
+    maxima = logits[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(dim=-1)
+    return torch.cat([maxima, logits[:, -rest:].amax(dim=-1, keepdim=True)], dim=1) if rest else maxima
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +110,15 @@ class CompiledSearch:
         and the maxima of their chunks. The logits are valid until the next call."""
         vocab, count = logits.shape[1], len(requests)
         limited = self._masked(count, vocab).numpy()
-        maxima = np.empty((count, vocab // chunk_size(vocab)), np.float32)
-        sizes = count, vocab, maxima.shape[1], masks.shape[1], min(self._threads, count)
+        maxima = np.empty((count, -(-vocab // CHUNK)), np.float32)
+        sizes = count, vocab, masks.shape[1], min(self._threads, count)
         places = ctypes.c_void_p(_address(logits)), _at(requests), _at(masks)
         self._library.orca_mask(*places, *sizes, _at(limited), _at(maxima))
         return limited, maxima
 
-    def _sizes(self, draws: Draws) -> tuple[int, int, int, int]:
+    def _sizes(self, draws: Draws) -> tuple[int, int, int]:
         count = len(draws.requests)
-        return count, draws.logits.shape[1], draws.maxima.shape[1], min(self._threads, count)
+        return count, draws.logits.shape[1], min(self._threads, count)
 
 
 def _plain(logits: Floats, maxima: Floats, requests: Ids) -> Draws:

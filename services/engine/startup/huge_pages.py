@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 HUGE_PAGE = 1 << 21  # bytes
-_MADV_COLLAPSE = 25
+_MADV_DONTNEED, _MADV_REMOVE, _MADV_COLLAPSE = 4, 9, 25
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
 _FAILED = ctypes.c_void_p(-1).value
@@ -69,6 +69,19 @@ def _collapse(address: int, pages: int) -> bool:
     return bool(_libc.madvise(address, pages * HUGE_PAGE, _MADV_COLLAPSE) == 0)
 
 
+def give_back(address: int, size: int, shared: bool) -> bool:
+    """Fill memory with zeros, and give its whole pages back until they are written again. `shared`: it is of a memfd,
+    for all processes that map it. Returns False, with the contents unknown, if the kernel refuses."""
+    end = address + size
+    first, last = min(-(-address // mmap.PAGESIZE) * mmap.PAGESIZE, end), end // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.memset(address, 0, first - address)
+    if last <= first:
+        ctypes.memset(first, 0, end - first)
+        return True
+    ctypes.memset(last, 0, end - last)
+    return bool(_libc.madvise(first, last - first, _MADV_REMOVE if shared else _MADV_DONTNEED) == 0)
+
+
 @functools.cache
 def available() -> bool:
     """Whether shared memory gets huge pages here."""
@@ -114,6 +127,11 @@ class BlockPages:
         thread = Thread(target=_collapse_each, args=(pages, self._stores), daemon=True)
         thread.start()
         return thread
+
+    def forget(self) -> None:
+        """The blocks have lost their pages."""
+        self._blocks.clear()
+        self._pages.clear()
 
     def _new_pages(self, blocks: Iterable[int]) -> list[int]:
         """The pages of these blocks in all stores, each once."""

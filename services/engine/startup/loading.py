@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from services.engine.startup import devices
 from services.engine.weights.description import describe_kept
 from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
-from services.errors import ModelError, SettingsError
+from services.errors import SettingsError
 from services.models.linears import load_linears
 from services.models.pooling import pooling_of
 
@@ -84,23 +85,26 @@ def load_decoder(
     return load_stock(folder, dtype, device, length, tensors, path)
 
 
-def read_adapter(
-    digest: str, folder: Path, settings: EngineSettings, length: int, layout: Layout, tensors: Tensors | None = None
-) -> Adapter:
-    """The adapter whose content has this digest, for a rank of the model in `folder`; the other arguments are those of
-    `load_decoder`. Raises ValueError."""
-    assert settings.adapters
-    try:
-        linears = load_linears(folder, settings.cache_dir)
-        parts = peft.read(folder_of(settings.adapters, digest), linears, settings.max_lora_rank)
-        spec = fast_path_spec(folder, settings) if layout.size > 1 or runs_on_fast_path(folder, settings) else None
-        if spec is None:
+def adapter_reader(
+    folder: Path, settings: EngineSettings, length: int, layout: Layout, tensors: Tensors | None = None
+) -> Callable[[str], Adapter]:
+    """What reads the adapter whose content has a digest, for a rank of the model in `folder`, and raises ValueError.
+    The arguments are those of `load_decoder`. Raises ModelError."""
+    files = settings.adapters
+    assert files
+    linears = load_linears(folder, settings.cache_dir)
+    spec = fast_path_spec(folder, settings) if layout.size > 1 or runs_on_fast_path(folder, settings) else None
+    base = tensors or open_fitted(folder, settings.cache_dir) if spec else None
+
+    def read(digest: str) -> Adapter:
+        parts = peft.read(folder_of(files, digest), linears, settings.max_lora_rank)
+        if not (spec and base):
             return Adapter(parts)
-        base = tensors or open_fitted(folder, settings.cache_dir)
-        read = partial(read_layer, spec.for_length(length), parts=parts, linears=linears, base=base)
-        return Adapter(parts, [read(i, partition=layout.partition) for i in range(*layout.layers(spec.layers))])
-    except ModelError as error:
-        raise ValueError(str(error)) from error
+        whole = spec.for_length(length)
+        layers = range(*layout.layers(spec.layers))
+        return Adapter(parts, [read_layer(whole, i, parts, linears, base, layout.partition) for i in layers])
+
+    return read
 
 
 def runs_on_fast_path(folder: Path, settings: EngineSettings) -> bool:

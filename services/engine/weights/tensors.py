@@ -1,5 +1,4 @@
-"""Tensors: where weights come from. Checkpoint: the safetensors of a folder, and the blocks of a converted GGUF
-file."""
+"""Tensors: where weights come from. Checkpoint: the safetensors of a folder, and what its index names in GGUF files."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from services.engine.weights.description import Quantization
 from services.engine.weights.gguf import FORMATS, read_blocks
 from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
 from services.errors import ModelError
-from services.models.contents import BLOCKS
-from services.models.safetensors_file import LENGTH
+from services.models.gguf_index import KINDS, GgufIndex
+from services.models.gguf_mapped import MappedGguf
 from services.models.weights_files import weights_files
 
 
@@ -53,7 +52,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, as_stored: bool = False) -> None:
         """`as_stored`: weights are QuantizedWeights where the folder has their blocks. Raises ModelError for a folder
-        without safetensors."""
+        without safetensors, and if a GGUF file is absent or has changed."""
         files = weights_files(folder)
         if not files or files[0].suffix != ".safetensors":
             raise ModelError(f"{folder} holds no causal language model with safetensors")
@@ -65,35 +64,32 @@ class Checkpoint:
         self._as_stored = as_stored
         self._files = names
         self._opened: dict[Path, Any] = {}
-        self._kinds: dict[str, str] = {}  # ggml's types of the blocks
-        if (folder / BLOCKS).exists():
-            with safe_open(folder / BLOCKS, framework="pt") as blocks:
-                kept, kinds = set(blocks.keys()), blocks.metadata()
-            self._files |= dict.fromkeys(kept, folder / BLOCKS)
-            self._kinds = {name: kind for name, kind in kinds.items() if name in kept}
-            self.quantization = _gguf(kinds, kept)
+        index = GgufIndex.read(folder) or GgufIndex([], {}, {}, [])
+        self._places, self._mapped = index.places, MappedGguf(index.sources)
+        self._kinds = {name: place.kind for name, place in self._places.items() if place.kind in KINDS}
+        if index.kinds:
+            self.quantization = _gguf(index.kinds, self._kinds)
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
         return {name: FORMATS[kind].groups for name, kind in self._kinds.items()} if self._as_stored else {}
 
     @property
-    def has_blocks(self) -> bool:
-        return bool(self._kinds)
-
-    @property
     def names(self) -> list[str]:
         """All names."""
-        return list(self._files)
+        return [*self._files, *self._places]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or name in self._places
 
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         if name in self._kinds:
             return self._blocks(name, rows, columns).dequantize()
-        part = self._slice(name)
-        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
+        if name in self._places:
+            tensor = self._mapped.rows(self._places[name], rows)[:, slice(*columns or (None,))]
+        else:
+            part = self._slice(name)
+            tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
         self.bytes_read += tensor.nbytes
         return tensor
 
@@ -102,19 +98,18 @@ class Checkpoint:
         return self._blocks(name, rows, columns) if is_stored else self.read(name, rows, columns)
 
     def rows(self, name: str) -> int:
-        return int(self._slice(name).get_shape()[0])
+        return self._places[name].rows if name in self._places else int(self._slice(name).get_shape()[0])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, or of the numbers that its blocks stand for. Raises ModelError if it is absent."""
-        shape = tuple(self._slice(name).get_shape())
-        if name not in self._kinds:
-            return shape
-        return shape[0], self._blocks(name, (0, 1), None).shape[1]
+        if name not in self._places:
+            return tuple(self._slice(name).get_shape())
+        columns = self._blocks(name, (0, 1), None) if name in self._kinds else self.read(name, (0, 1))
+        return self._places[name].rows, columns.shape[1]
 
     def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
         """These outputs, or these inputs, of a weight in blocks. For inputs, whole rows of blocks are read."""
-        part = self._slice(name)
-        stored: torch.Tensor = part[slice(*rows)] if rows else part[:]
+        stored = self._mapped.rows(self._places[name], rows)
         self.bytes_read += stored.nbytes
         return read_blocks(self._kinds[name], stored).part(columns=columns)
 
@@ -125,15 +120,6 @@ class Checkpoint:
         if file not in self._opened:
             self._opened[file] = _open(file)
         return self._opened[file].get_slice(name)
-
-
-def header(file: Path) -> bytes:
-    """What a file of safetensors says of its tensors: names, types, shapes and places. Raises ModelError."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(int.from_bytes(opened.read(LENGTH), "little"))
-    except OSError as error:
-        raise ModelError(f"the weights' file {file} cannot be read: {error}") from error
 
 
 def _open(file: Path) -> Any:

@@ -26,10 +26,24 @@ local seat, call, room = args.seat, args.call, named(args.room)
 local seat_key = P .. "seat:" .. seat
 begin()
 local surplus = is_surplus(seat)
+local COLD = 2 -- the gauge `sleep` of an engine without weights: `SleepLevel` in services/overview.py
 
 local function reply(claimed, foreign, lacking, lost)
   return by_name({ claims = contents_of_claims(claimed), cancelled = redis.call("SMEMBERS", P .. "cancelled:" .. seat),
     foreign = foreign, have = lacking, lost = lost, surplus = surplus and 1 or 0 })
+end
+
+-- Whether this seat's engine has no weights because it sleeps, and no other engine has them.
+local function all_sleep()
+  local level = room.longest == 0 and cmsgpack.unpack(args.gauges).sleep or 0
+  for _, other in ipairs(level < COLD and {} or redis.call("ZRANGE", LEASES, 0, -1)) do
+    local gauges = other ~= seat and redis.call("HGET", P .. "seat:" .. other, "gauges")
+    gauges = gauges and cmsgpack.unpack(gauges) or {}
+    if gauges.ready == 1 and (gauges.sleep or 0) < COLD then
+      return false
+    end
+  end
+  return level >= COLD
 end
 
 local held = redis.call("HMGET", seat_key, "epoch", "call", "said", "lease")
@@ -44,6 +58,10 @@ elseif call < last then
 end
 
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
+if all_sleep() then -- no rate can be seen; and nobody waits for longer because of requests before it
+  resumed = now
+  redis.call("HSET", META, "resumed", now, "slept", now)
+end
 forget_expired_gateways()
 drop_expired_groups(args.keep_ended)
 local ended, foreign, lacking = commit_all(seat, args.commits, args.most_wait)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft_adapters import find_linears, generate, keep, make_adapter
 from rank_processes import RankProcesses
+from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
 from services.adapters.peft import CONFIG, WEIGHTS
@@ -75,6 +76,40 @@ def test_tokens_equal_those_of_peft(
     assert [job.output for job in Driver(engine, random.Random(1), 6).run(jobs)] == expected
 
 
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("gpt_neox", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
+    ],
+)
+def test_tokens_of_other_families_equal_those_of_peft(tmp_path: Path, family: str, targets: list[str]) -> None:
+    folder = make_tiny_family(tmp_path / "m", family)
+    adapters = two_adapters(folder, tmp_path, targets)
+    engine = Engine.load(folder, replace(FLOAT32, adapters=tmp_path))
+    jobs = with_adapters(make_jobs(random.Random(7), 6), ["", A, B])
+    expected = generate(folder, adapters, jobs)
+    assert [job.output for job in Driver(engine, random.Random(1), 6).run(jobs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "refused"),
+    [
+        ("llama4_text", "layers.1.self_attn.o_proj", "layers.1.feed_forward.router"),
+        ("deepseek_v3", "layers.1.self_attn.o_proj", "layers.1.self_attn.kv_b_proj"),
+        ("qwen2_moe", "layers.1.mlp.shared_expert.down_proj", "layers.1.mlp.shared_expert_gate"),
+        ("lfm2", "", "layers.1.self_attn.q_proj"),
+    ],
+)
+def test_linear_layers_that_adapters_may_not_change_say_why(
+    tmp_path: Path, family: str, changed: str, refused: str
+) -> None:
+    linears = find_linears(make_tiny_family(tmp_path / "m", family), tmp_path)
+    assert not changed or not linears[f"model.{changed}"].obstacle
+    assert linears[f"model.{refused}"].obstacle
+    assert "logits" in linears["lm_head"].obstacle
+
+
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_ranks_share_an_adapter(tiny_model: Callable[[str], Path], tmp_path: Path, tp: int, pp: int) -> None:
     folder = tiny_model("llama")
@@ -103,7 +138,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("bits")
     model = make_tiny_model(folder / "m", "qwen3", 201, with_tokenizer=False, max_position_embeddings=280, **ODD)
     two_adapters(model, folder)
-    own = replace(KINDS[request.param], adapters=folder, max_loras=1)
+    own = replace(KINDS[request.param], adapters=folder, adapter_bytes=1)
     return Engine.load(model, own), Engine.load(model, replace(own, block_size=5, kv_blocks=400, threads=3))
 
 
@@ -117,7 +152,7 @@ def test_bits_do_not_depend_on_other_adapters(engines: tuple[Engine, Engine], se
     def jobs() -> list[Job]:
         drawn = random.Random(seed)
         prompts = [[drawn.randrange(201) for _ in range(drawn.choice([3, 20, 60, 150]))] for _ in digests]
-        sampling = SamplingParams(8, temperature=0.0, logprobs=3)
+        sampling = SamplingParams(12, temperature=0.0, logprobs=3)
         return with_adapters([Job(f"r{i}/0", prompt, sampling) for i, prompt in enumerate(prompts)], digests)
 
     alone = {job.id: Driver(engine).run([job])[0] for job in jobs()}
@@ -129,7 +164,8 @@ def test_bits_do_not_depend_on_other_adapters(engines: tuple[Engine, Engine], se
     rng, together = random.Random(seed), jobs()
     driver = Driver(engine, rng, max_batch=6, drafts=guesses)
     for _ in range(10):
-        driver.iterate([job for job in together if not job.done])
+        if ready := [job for job in together if not job.done]:
+            driver.iterate(ready)
     for job in together:
         if job.sent and rng.random() < 0.5:
             driver.release(job)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from driver import Driver, Job
@@ -16,6 +18,8 @@ from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.engine.startup import huge_pages
+from services.engine.startup.shared_memory import SharedMemory
 from services.errors import StaleEpoch
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
@@ -185,3 +189,24 @@ def test_blocks_come_from_the_memory_there_is(
     monkeypatch.setattr("services.engine.startup.devices.free_bytes", lambda device: 4096 * 1000)
     settings = EngineSettings("cpu", "float32", block_size=8, kv_memory_fraction=0.25, threads=1)
     assert Engine.load(tiny_model("llama"), settings).figures.num_blocks == 250
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_engine_that_sleeps_gives_back_its_kv_cache_and_computes_the_same(
+    tiny_model: Callable[[str], Path], shared: bool
+) -> None:
+    if shared and not huge_pages.available():
+        pytest.skip("this kernel gives shared memory no huge pages")
+    settings = EngineSettings(device="cpu", dtype="float32", block_size=4, kv_blocks=8192, threads=1)
+    engine = Engine.load(tiny_model("llama"), settings, memory=SharedMemory() if shared else None)
+    expected = alone(engine, seeded_jobs())
+    engine.reset("e")
+    stores = [*engine._cache.keys, *engine._cache.values, *engine._cache.states]
+    for store in stores:
+        store.fill_(nan)
+    engine._names.begin(Iteration("e", 1, {}, full_blocks={5: b"x"}))
+    full = psutil.Process().memory_info().rss
+    engine.run(Iteration("e", 2, {}, sleep=True))
+    assert full - psutil.Process().memory_info().rss > 0.9 * sum(store.nbytes for store in stores)
+    assert engine.block_names == {}
+    assert alone(engine, seeded_jobs()) == expected

@@ -12,7 +12,7 @@ from typing import Any
 from load.reference.pool import ReferencePool
 from services.errors import EngineLost, PoolUnavailable
 from services.loop.clock import RealClock, run_in_virtual_time
-from services.loop.engine_loop import EngineLoop
+from services.loop.engine_loop import NEVER, EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalSeat
 from services.loop.observers import Observer
@@ -28,6 +28,7 @@ from services.messages import (
 from services.metrics import Counters
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.sleep import SleepRule
 from services.tracing.tenures import TenureTraces
 from services.tracing.tracer import Tracer
 
@@ -162,7 +163,9 @@ class World:
         iteration: Callable[[Iteration], float] = lambda iteration: 0.1,
         exchange: float = 0.001,
         knobs: Knobs | None = None,
+        sleep: SleepRule = NEVER,
     ) -> None:
+        self.sleep = sleep
         self.kind, self.knobs, self.lease = kind, knobs or Knobs(batch), lease
         self.figures = EngineFigures("m", 4096, blocks, BLOCK, 100, "n")
         self.pool = ReferencePool(RealClock())
@@ -210,6 +213,7 @@ class World:
             self.cost,
             observers=[*self.observers, *([TenureTraces(self.tracer, seat, epoch, now)] if self.tracer else [])],
             drain_timeout=self.drain_timeout,
+            sleep=self.sleep,
         )
         return self.loop
 
@@ -236,10 +240,10 @@ class World:
         raise AssertionError(f"{waiting} never ended")
 
 
-async def begun(seconds: float, new: int = 4, **world: Any) -> tuple[World, str, asyncio.Task[None]]:
+async def begun(seconds: float, new: int = 4, prompt: int = 16, **world: Any) -> tuple[World, str, asyncio.Task[None]]:
     """A world whose seat has run for `seconds` with one request for `new` tokens; the request's id; and the loop."""
     made = World(**world)
-    id = await made.submit("a", new=new)
+    id = await made.submit("a", prompt, new)
     loop = await made.run()
     await asyncio.sleep(seconds)
     return made, id, loop

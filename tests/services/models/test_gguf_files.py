@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import HALVES, split_gguf, write_gguf
-from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from tokenizers import Tokenizer as Backend
@@ -21,10 +20,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
-from services.models.blocks import KINDS
-from services.models.contents import BLOCKS
 from services.models.converter import convert_gguf, main
 from services.models.gguf_file import parts_of, read_gguf
+from services.models.gguf_index import KINDS, GgufIndex, Place
 from services.models.gguf_rotary import complete_config
 from services.text import Tokenizer
 
@@ -43,6 +41,12 @@ def converted(file: Path, target: Path) -> Path:
     target.mkdir()
     convert_gguf(file, target, target.parent)
     return target
+
+
+def places_in(folder: Path) -> dict[str, Place]:
+    index = GgufIndex.read(folder)
+    assert index is not None
+    return index.places
 
 
 def config_of(file: Path, target: Path) -> Any:
@@ -64,20 +68,18 @@ def test_weights_of_all_types_are_the_numbers_of_the_package(family: str, tmp_pa
     original = make_tiny_model(tmp_path / "original", family, 300, **size)
     exact = write_gguf(original, tmp_path / "exact.gguf")
     mixed = write_gguf(original, tmp_path / "mixed.gguf", type_of)
-    weights = load_file(converted(exact, tmp_path / "exact") / "model.safetensors")
+    weights = Checkpoint(converted(exact, tmp_path / "exact"))
     for name, weight in load_file(original / "model.safetensors").items():
-        assert torch.allclose(weights[name], weight, rtol=0, atol=1e-6), name  # Gemma's norms plus and minus 1
+        assert torch.allclose(weights.read(name), weight, rtol=0, atol=1e-6), name  # Gemma's norms plus and minus 1
 
     folder = converted(mixed, tmp_path / "mixed")
     checkpoint = Checkpoint(folder)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.removesuffix("_text").upper()], 2)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(mixed).tensors}
-    numbers, seen = load_file(folder / "model.safetensors"), set()
-    with safe_open(folder / BLOCKS, framework="pt") as blocks:
-        kept = set(blocks.keys())
-    assert kept.isdisjoint(numbers)
-    assert kept | numbers.keys() == set(checkpoint.names) == weights.keys()
-    for name in weights:
+    numbers, kept, seen = load_file(folder / "model.safetensors"), places_in(folder), set()
+    assert kept.keys().isdisjoint(numbers)
+    assert kept.keys() | numbers.keys() == set(checkpoint.names) == set(weights.names)
+    for name in checkpoint.names:
         weight = checkpoint.read(name)
         if weight.ndim == 2:
             tensor = stored[f"{names.get_name(name.removesuffix('.weight'))}.weight"]
@@ -87,7 +89,7 @@ def test_weights_of_all_types_are_the_numbers_of_the_package(family: str, tmp_pa
                 heads = 4 if "q_proj" in name else 2
                 expected = expected.view(heads, -1, 2, expected.shape[1]).transpose(1, 2).reshape(expected.shape)
             assert torch.equal(weight, expected.bfloat16()), (name, kind)
-            assert (name in kept) == (kind in KINDS), (name, kind)
+            assert (name in kept) == (kind in KINDS or kind == "BF16"), (name, kind)
             seen.add(kind)
     assert seen >= set(TYPES)
 
@@ -171,10 +173,10 @@ def test_parts_are_one_model(llama: Path, tmp_path: Path) -> None:
     assert {file.name for file in folder.iterdir()} == {file.name for file in expected.iterdir()}
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
-    found, whole_found = load_file(folder / BLOCKS), load_file(expected / BLOCKS)
-    assert found.keys() == whole_found.keys()
-    assert all(torch.equal(found[name], blocks) for name, blocks in whole_found.items())
-    assert set(Checkpoint(folder).names) == set(Checkpoint(expected).names)
+    found, whole_found = Checkpoint(folder), Checkpoint(expected)
+    assert set(found.names) == set(whole_found.names)
+    assert all(torch.equal(found.read(name), whole_found.read(name)) for name in found.names)
+    assert {place.file for place in places_in(folder).values()} == {0, 1, 2}
     with pytest.raises(ModelError, match=r"part 2 of 3; name the first: .*model-00001-of-00003\.gguf"):
         parts_of(parts[1])
     parts[2].unlink()

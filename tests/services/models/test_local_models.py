@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from services.engine.backends.stock.loading import read_model
 from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def greedy(folder: Path) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = read_model(folder, torch.float32)
     return model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=30, min_new_tokens=30)[0].tolist()
 
 

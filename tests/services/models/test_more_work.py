@@ -1,11 +1,9 @@
-"""A converter that is kept after its work does more: it has imported transformers."""
+"""For the first start of a model, one process imports transformers: a converter that goes on, or another one."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,30 +11,39 @@ from gguf_files import write_gguf
 from tiny_models import make_tiny_model
 
 from services.engine.families import fit, registry
+from services.engine.families.kept import is_kept
 from services.engine.settings import EngineSettings
-from services.engine.startup.proof import verdict
+from services.engine.startup.proof import ahead, verdict
+from services.engine.startup.proof.ahead import make_what_is_not_kept, start_ahead
 from services.engine.startup.proof.verdict import proven
 from services.files import user_cache
-from services.models.convert import go_on, more_work
+from services.models.convert import more_work
 from services.models.resolve import resolve
 
 PATIENCE = 120.0  # seconds
 
 
-def test_a_converter_tries_the_fast_path_before_an_engine_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_gguf(make_tiny_model(tmp_path / "model"), tmp_path / "model.gguf")
+@pytest.mark.parametrize("kind", ["GGUF file", "folder"])
+def test_one_process_makes_what_an_engine_asks_for(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the converter, if there is one."""
+    model = make_tiny_model(tmp_path / "model")
+    if kind == "GGUF file":
+        model = write_gguf(model, tmp_path / "model.gguf")
     settings = EngineSettings("cpu", "float32", kv_blocks=64, cache_dir=tmp_path / "cache")
     (settings.cache_dir / "kernels").mkdir(parents=True)
     for library in (user_cache() / "kernels").glob("*.so"):
         os.link(library, settings.cache_dir / "kernels" / library.name)
     with more_work() as converters:
-        folder = resolve(str(file), settings.cache_dir)
-        (converter,) = converters
-        written = json.dumps(asdict(settings), default=str)
-        go_on(converter, "services.engine.startup.proof.ahead", str(folder), written)
-    assert converter.wait(PATIENCE) == 0
-    for module, name in ((verdict, "run_trial"), (fit, "_fit"), (registry, "spec_of")):
-        monkeypatch.setattr(module, name, None)  # what the converter kept is enough
+        folder = resolve(str(model), settings.cache_dir)
+        assert len(converters) == (kind == "GGUF file")
+        assert not is_kept(folder, settings.cache_dir)
+        start_ahead(folder, settings, converters)
+    for converter in converters:
+        assert converter.wait(PATIENCE) == 0
+    make_what_is_not_kept(folder, settings)  # waits for a process of its own
+    for module, name in ((verdict, "run_trial"), (fit, "_fit"), (registry, "spec_of"), (ahead, "_run_process")):
+        monkeypatch.setattr(module, name, None)  # what the process kept is enough
+    make_what_is_not_kept(folder, settings)
     proven.cache_clear()
     assert proven(folder, settings) == settings
 

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from services.models import contents
 from services.models.safetensors_file import SafetensorsWriter
 
 
@@ -31,6 +32,20 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
         assert torch.equal(read[name], tensor)
     with safe_open(file, framework="pt") as opened:
         assert opened.metadata() == dict.fromkeys(tensors, "Q4_K")
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_the_hash_is_that_of_the_file(chunk: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a file, too."""
+    monkeypatch.setattr(contents, "CHUNK", chunk)
+    file, hashes = tmp_path / "some.safetensors", set()
+    for place in (file, None):
+        with SafetensorsWriter(place, map(str, range(9))) as writer:
+            for i in range(count):
+                writer.add(str(i), torch.arange(i * 300, dtype=torch.float32))
+            hashes.add(writer.finish({"format": "pt"}))
+    assert hashes == {contents.contents(file, None)}
 
 
 def test_the_longest_entries_fit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from pool_helpers import CANCELLED, ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
 
 from load.reference.bounds import MIN_SAMPLE
@@ -151,6 +152,19 @@ async def test_the_wait_of_the_first_does_not_count_for_a_request_ahead_of_it(po
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) in range(60, 70)
     assert await refused(pool, replace(group("early", tenant="a"), priority=0)) is None
     assert await (await Owner.take(pool)).claim() == ["early/0", "late/0"]
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_the_time_in_which_all_engines_sleep_does_not_count(pools, awake):
+    pool = await pools(max_queue_wait=MOST)
+    sleeper, other = await Owner.take(pool), await Owner.take(pool, seat="c/1")
+    await other.exchange(gauges={"ready": 1.0, "sleep": 0.0 if awake else 3.0})
+    await pool.submit(group("wakes it", n=MIN_SAMPLE, tenant="a"))
+    for _ in range(30):
+        await let_wait(pool, 4.5)
+        await sleeper.exchange(gauges={"ready": 1.0, "sleep": 2.0})
+    waits = await refused(pool, group("waits, too", tenant="a"))
+    assert waits > 100 if awake else waits is None
 
 
 def waiting(request, seconds, **more):

@@ -61,22 +61,24 @@ async def pools(master_and_replica):
 
 
 @contextlib.contextmanager
-def stopped(process):
+def stopped(process, monkeypatch):
+    """Nobody waits for it long, but then only: a replica that works may be slow."""
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        yield
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "WAIT_TIMEOUT", 0.1)
+            yield
     finally:
         os.kill(process.pid, signal.SIGCONT)
 
 
 async def test_nothing_is_told_that_the_replica_does_not_have(master_and_replica, pools, monkeypatch, request):
-    monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
     name = request.node.name
     careful, careless = pools(1), pools(0)
     await careful.submit(group(f"{name} before"))
     owner = await Owner.take(careless, name)
     assert await owner.claim() == [f"{name} before/0"]
-    with stopped(master_and_replica[1]):
+    with stopped(master_and_replica[1], monkeypatch):
         with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
             await careful.submit(group(f"{name} during"))
         await owner.exchange(commit(f"{name} before/0", 0, 7))
@@ -97,10 +99,9 @@ async def test_nothing_is_told_that_the_replica_does_not_have(master_and_replica
 
 async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeypatch, request):
     """The reader's own connection has written nothing since, so that WAIT alone would return at once."""
-    monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
     pool = pools(1)
     await pool.submit(group(request.node.name))
-    with stopped(master_and_replica[1]):
+    with stopped(master_and_replica[1], monkeypatch):
         with pytest.raises(PoolUnavailable, match="0 of 1"):
             await pool.delete(request.node.name)
         with pytest.raises(PoolUnavailable, match="0 of 1"):
@@ -110,7 +111,6 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
 
 async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_and_replica, tmp_path, monkeypatch):
     """A read blocks at a master that does not know of the failover yet; all other calls go to its successor."""
-    monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
     server = PoolServer(SERVERS[0], tmp_path, port=free_port())
     url = await server.start()
     pool, earlier = RequestPool(url, "moved", wait_replicas=1), RequestPool(url, "moved")
@@ -126,6 +126,7 @@ async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_
     await pool._server._reopen()
     try:
         assert (await pool.overview()).waiting == 0  # of the successor, which has a replica
+        monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
         await owner.exchange(commit("r/0", 0, 7))
         with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
             await reading

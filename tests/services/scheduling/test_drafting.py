@@ -178,3 +178,20 @@ def test_the_oldest_texts_are_forgotten_for_newer_ones() -> None:
     assert recent.runs(key) is not None
     recent.add(("v", ""), [0] * (REMEMBERED // 8 + 1), [], 0.0)
     assert recent.runs(("v", "")) is None
+
+
+def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 4096, 4096, 16, 100, "n", verifies_drafts=True),
+        knobs=Knobs(num_speculative_tokens=MOST),
+        warm_up=WarmUpTime(64, 1.0),
+    )
+    scheduler.add([SECOND])
+    first = scheduler.select()
+    assert first
+    assert first.wants_forced
+    scheduler.update(IterationResult("e", first.step, {"1": 10}, elapsed=1.0, forced={"1": [7, 8, 9]}))
+    second = scheduler.select()
+    assert second
+    assert second.drafts == {"1": [7, 8, 9]}

@@ -15,9 +15,9 @@ def caching(blocks: int = 100, **knobs: object) -> Script:
     return scripted(blocks=blocks, knobs=Knobs(8, prefix_caching=True, **knobs))  # type: ignore[arg-type]
 
 
-def of(id: str, rank: float, prompt: list[int], new: int = 4, tenant: str = "t", salt: str = "") -> Claim:
+def of(id: str, rank: float, prompt: list[int], new: int = 4, tenant: str = "t", **sampling: str) -> Claim:
     plain = claim(id, rank, 1, new)
-    return replace(plain, prompt=prompt, tenant=tenant, sampling=replace(plain.sampling, cache_salt=salt))
+    return replace(plain, prompt=prompt, tenant=tenant, sampling=replace(plain.sampling, **sampling))
 
 
 def computed(iteration: Iteration | None) -> dict[str, int]:
@@ -94,10 +94,30 @@ def test_other_tenants_share_only_if_it_is_allowed() -> None:
 )
 def test_prompts_with_different_salts_share_nothing(share: bool, tenant: str, salt: str, found: list[int]) -> None:
     s = caching(share_prefixes=share)
-    s.scheduler.add([of("a", 1, [5] * 9, tenant="one", salt="salt")])
+    s.scheduler.add([of("a", 1, [5] * 9, tenant="one", cache_salt="salt")])
     s.step()
-    s.scheduler.add([of("b", 2, [5] * 9, tenant=tenant, salt=salt)])
+    s.scheduler.add([of("b", 2, [5] * 9, tenant=tenant, cache_salt=salt)])
     assert computed(s.select()) == {"b": found[share]}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "found"),
+    [
+        ({"adapter": "aa"}, 8),
+        ({"adapter": "bb"}, 0),
+        ({}, 0),
+        ({"cache_salt": "aa"}, 0),
+        ({"cache_salt": "aa\0"}, 0),
+        ({"cache_salt": "\0aa\0"}, 0),
+        ({"adapter": "aa", "cache_salt": "s"}, 0),
+    ],
+)
+def test_prompts_with_different_adapters_share_nothing(sampling: dict[str, str], found: int) -> None:
+    s = caching(share_prefixes=True)
+    s.scheduler.add([of("a", 1, [5] * 9, adapter="aa")])
+    s.step()
+    s.scheduler.add([of("b", 2, [5] * 9, **sampling)])
+    assert computed(s.select()) == {"b": found}
 
 
 def test_equal_blocks_after_different_beginnings_are_different() -> None:

@@ -29,6 +29,7 @@ SINCE = {
     "max_lora_rank",
     "models",
     "operator_api_key",
+    "sleep_idle_seconds",
     "speculative_config",
 }
 

@@ -241,7 +241,6 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"demo": True, "disable_ui": True}, "demo.*disable_ui"),
         ({"demo": True, "host": "a.example"}, "demo.*host.*'a.example'"),
         ({"lora_modules": ["a=/x"]}, "lora_modules: set enable_lora"),
-        ({"lora_dir": "/x"}, "lora_dir: set enable_lora"),
         ({"enable_lora": True, "lora_modules": ["a=/x", "a=/y"]}, "lora_modules: 'a' is named twice"),
         ({"enable_lora": True, "lora_modules": ["/x"]}, "lora_modules: '/x' is neither NAME=PATH nor"),
         ({"enable_lora": True, "lora_modules": ['{"name": "a"}']}, "lora_modules.0.path"),
@@ -301,6 +300,17 @@ def test_the_earliest_class_of_a_tenant(asked, keys, expected):
         ({"engines": 4, "max_engines": 3}, "engines=4 must be from min_engines=1 to max_engines=3"),
         ({"engines": 1, "min_engines": 2, "max_engines": 3}, "engines=1 must be from min_engines=2"),
         ({"engines": 2, "min_engines": 2}, "min_engines=2 needs max_engines"),
+        ({"min_engines": 0}, "min_engines=0 needs sleep_idle_seconds"),
+        (
+            {
+                "min_engines": 0,
+                "sleep_idle_seconds": 1,
+                "engines": 2,
+                "max_engines": 2,
+                "redis_url": "0=redis://h 1=redis://i",
+            },
+            "names 2 shards, min_engines=1",
+        ),
         ({"gateways": 4, "max_gateways": 3}, "max_gateways=3 is less than gateways=4"),
     ],
 )

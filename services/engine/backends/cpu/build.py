@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from services.child_environment import without_settings
 
 SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
+EVERY = 10.0  # seconds between lines while it runs
 # no -ffast-math: sums keep their order, and NaN stays NaN
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 PREBUILT = Path(__file__).with_name("prebuilt")
@@ -71,7 +73,7 @@ def kernels(cache_dir: Path, source: Path = SOURCE) -> Kernels:
 
 def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None, source: Path = SOURCE) -> Path:
     """The library's file: one that was compiled ahead, or one that is compiled if it is not there, once for many
-    processes. Compiling takes a third of a minute, so `progress` gets a line about it. Raises NoKernels, and OSError if
+    processes. Compiling takes a minute, so `progress` gets lines about it. Raises NoKernels, and OSError if
     the file cannot be kept."""
     if ahead := prebuilt(source, PREBUILT):
         return ahead
@@ -85,7 +87,7 @@ def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: Non
         with library.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # while one process compiles, others wait
             if not library.exists():
-                _compile([compiler, *FLAGS], source, library)
+                _compile([compiler, *FLAGS], source, library, progress)
     return library
 
 
@@ -146,24 +148,39 @@ def _features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(command: Sequence[str], source: Path, library: Path) -> None:
+def _compile(
+    command: Sequence[str], source: Path, library: Path, progress: Callable[[str], None] = lambda line: None
+) -> None:
     """Compile to another name first, so that no process loads half a library."""
     made = library.with_suffix(".part")
     try:
-        _output_of([*command, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
+        _output_of([*command, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)], progress)
         made.replace(library)
     finally:
         made.unlink(missing_ok=True)
 
 
-def _output_of(command: list[str]) -> str:
+def _output_of(command: list[str], progress: Callable[[str], None] = lambda line: None) -> str:
+    began = time.monotonic()
     try:
-        done = subprocess.run(command, env=without_settings(), capture_output=True, text=True)
+        process = subprocess.Popen(
+            command, env=without_settings(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     except FileNotFoundError as error:
         raise NoKernels(f"there is no {command[0]}") from error
-    if done.returncode:
-        raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    with process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=EVERY)
+                break
+            except subprocess.TimeoutExpired:
+                progress(f"compiling the engine's kernels: {time.monotonic() - began:.0f} s passed")
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        raise NoKernels(f"{COMPILER} failed: {errors.strip()[-2000:]}")
+    return output
 
 
 if __name__ == "__main__":

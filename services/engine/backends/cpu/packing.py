@@ -147,7 +147,7 @@ class Packer:
 
     def layer(self, weights: LayerWeights, spec: DecoderSpec, index: int, rotary: Rotary | None) -> PackedLayer:
         """Layer `index` of the model."""
-        assert weights.scale == 1.0 or spec.post_norms, "only norms behind attention and MLP scale x"
+        assert weights.scale == 1.0 or weights.mlp_post_norm, "only norms behind attention and MLP scale x"
         return PackedLayer(
             attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),

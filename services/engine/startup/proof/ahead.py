@@ -1,22 +1,81 @@
-"""A trial by a process that has imported transformers for something else, before an engine asks for its verdict. Spec
-and fit of the model are kept on the way.
+"""What an engine needs to know of a model once, made by one process, which imports transformers for it: spec, fit, and
+the trial of the fast path. All are kept; if that process fails, or the fast path kills it, the engine makes them.
 
-If the fast path kills the process, there is no verdict: the engine lets `run_trial` find out why.
+`python -m services.engine.startup.proof.ahead FOLDER SETTINGS`, with EngineSettings as JSON; or a process that has
+imported transformers for something else calls `main`.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from filelock import FileLock
+
+from services.background import daemon_thread
+from services.child_environment import without_settings
+from services.engine.families.kept import is_kept
 from services.engine.settings import EngineSettings
-from services.engine.startup.proof.__main__ import result_of
-from services.engine.startup.proof.verdict import Verdict, judged, proven, read_settings
+from services.models.convert import go_on
+
+if TYPE_CHECKING:
+    from services.engine.startup.proof.verdict import Verdict
+
+MODULE = "services.engine.startup.proof.ahead"
+
+
+def start_ahead(folder: Path, settings: EngineSettings, converters: Sequence[subprocess.Popen[str]]) -> None:
+    """Begin to make what is not kept before an engine asks for it: in the last of these converters, which were kept, or
+    in a process of its own. Raises ModelError."""
+    if not settings.fast_path or is_kept(folder, settings.cache_dir):
+        return
+    if converters:
+        go_on(converters[-1], MODULE, *_arguments(folder, settings))
+    else:
+        daemon_thread(_run_process, folder, settings)
+
+
+def make_what_is_not_kept(folder: Path, settings: EngineSettings) -> None:
+    """Let a process make what is not kept, or wait for one that does. Raises ModelError."""
+    if settings.fast_path and not is_kept(folder, settings.cache_dir):
+        _run_process(folder, settings)
+
+
+def _arguments(folder: Path, settings: EngineSettings) -> list[str]:
+    return [str(folder), json.dumps(asdict(settings), default=str)]
+
+
+def _run_process(folder: Path, settings: EngineSettings) -> None:
+    command = [sys.executable, "-m", MODULE, *_arguments(folder, settings)]
+    subprocess.run(command, env=without_settings(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main(folder: str, written: str) -> None:
-    """`written`: EngineSettings as JSON."""
-    proven(Path(folder), read_settings(written), _run)
+    settings = json.loads(written)
+    cache = Path(settings["cache_dir"])
+    (cache / "fits").mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / "fits" / "lock"):  # before anything is imported for seconds
+        if not is_kept(Path(folder), cache):
+            _make(Path(folder), written)
+
+
+def _make(folder: Path, written: str) -> None:
+    from services.engine.startup.proof.verdict import proven, read_settings
+
+    proven(folder, read_settings(written), _run)
 
 
 def _run(folder: Path, settings: EngineSettings) -> Verdict:
+    from services.engine.startup.proof.__main__ import result_of
+    from services.engine.startup.proof.verdict import judged
+
     return judged(result_of(folder, settings), settings)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

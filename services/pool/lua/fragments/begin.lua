@@ -10,7 +10,7 @@ local now = rawget(args, "now") or tonumber(clock[1]) * 1000000 + tonumber(clock
 -- As `now`, but greater than in all earlier scripts, even if the clock was set back. It stays so after the tail of the
 -- append-only file was lost, because the lost tail is shorter than a restart takes. Epochs and events are numbered by it.
 local tick
-local resumed -- time (us) at which the last outage ended, or the clock was last set back
+local resumed -- time (us) at which the last outage ended, all engines were last seen asleep, or the clock was set back
 
 -- A server at its maxmemory refuses commands that may need memory. Inside a script, every version of Redis and Valkey
 -- does so only until the script's first write command.

@@ -118,8 +118,8 @@ local function refusal_of(i, counts, own, need, limit)
 end
 
 -- The expected time (us) in the queue of a new sequence of this rank; `rank` = false means behind all others but late
--- ones and lines of batches. Where no rate is known, it is at least the time that the tenant's first sequence has waited, unless the
--- new sequence goes before that one.
+-- ones and lines of batches. Where no rate is known, it is at least the time that the tenant's first sequence has waited,
+-- without that in which all engines slept, unless the new sequence goes before that one.
 local function expected_queue_wait(tenant, rank)
   local own, queue = counts_of(tenant), P .. "waiting:" .. tenant
   rank = rank or math.max(now, tonumber(redis.call("HGET", META, "rank") or 0))
@@ -128,7 +128,8 @@ local function expected_queue_wait(tenant, rank)
   if before > 0 and not rate_known(own) then
     local s = redis.call("HMGET", P .. "seq:" .. redis.call("ZRANGE", queue, 0, 0)[1], "group", "payer")
     if not s[2] then
-      wait = math.max(wait, now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival")))
+      local arrival = tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
+      wait = math.max(wait, now - math.max(arrival, tonumber(redis.call("HGET", META, "slept") or 0)))
     end
   end
   return wait

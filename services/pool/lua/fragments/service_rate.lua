@@ -12,7 +12,7 @@ local function sample_size(counts)
   return math.max(MIN_SAMPLE, counts.running)
 end
 
--- Time (us) since the last claim, without the time in which the server was away.
+-- Time (us) since the last claim, without the time in which the server was away or all engines slept.
 local function time_since_claim(counts)
   return math.max(0, now - math.max(counts.since, resumed))
 end

@@ -18,8 +18,6 @@ from services.requests import SamplingParams
 BLOCKS = 4
 WRITES = st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.binary(min_size=1, max_size=LONGEST_NAME)), max_size=6)
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 class Killed(Exception):
     pass

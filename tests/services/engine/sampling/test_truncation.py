@@ -54,10 +54,13 @@ CASES = [
 
 KEPT = """
 #include "search.h"
-extern "C" int kept(const Draw* draw, int vocab, int blocks, int32_t* ids) {
-    const Found found = Search(*draw, vocab, blocks).kept();
-    std::copy_n(found.ids(), found.count(), ids);
-    return found.count();
+extern "C" int kept(const Draw* draw, int vocab, int32_t* ids) {
+    const Search search(*draw, vocab);
+    int count = 0;
+    search.each_from(search.limit(), [&](int id, Vector, uint32_t bits) {
+        for (; bits; bits &= bits - 1) ids[count++] = id + std::countr_zero(bits);
+    });
+    return count;
 }
 """
 SETTINGS = [
@@ -111,7 +114,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "kept.so"))
 
 
-@pytest.mark.parametrize("vocab", [50, 29 * 53, 2048, 4096])
+@pytest.mark.parametrize("vocab", [50, 29 * 53, 2048, 4096, 20_011])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 6.0])
 def test_the_compiled_search_keeps_the_same(kept: ctypes.CDLL, vocab: int, spread: float) -> None:
     """Also if some kept tokens are below the scores that are searched first."""
@@ -140,12 +143,12 @@ def expected(logits: torch.Tensor, settings: SamplingParams) -> list[int]:
 
 
 def ids_kept(library: ctypes.CDLL, logits: torch.Tensor, settings: SamplingParams) -> list[int]:
-    limits, tops = Truncation.from_params([settings], len(logits)), chunk_maxima(logits).contiguous()
+    limits, tops = Truncation.from_params([settings], len(logits)), chunk_maxima(logits[None])[0]
     draw = np.zeros(1, DRAW)
     draw["logits"], draw["maxima"], draw["best"] = logits.data_ptr(), tops.data_ptr(), tops.max().item()
     draw["temperature"], draw["lowest"] = limits.temperature, limits.lowest
     draw["top_k"], draw["top_p"] = limits.top_k, limits.top_p
     ids = np.empty(len(logits), np.int32)
-    count = library.kept(ctypes.c_void_p(draw.ctypes.data), len(logits), len(tops), ctypes.c_void_p(ids.ctypes.data))
+    count = library.kept(ctypes.c_void_p(draw.ctypes.data), len(logits), ctypes.c_void_p(ids.ctypes.data))
     found: list[int] = ids[:count].tolist()
     return found

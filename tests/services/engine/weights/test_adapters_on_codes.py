@@ -19,7 +19,9 @@ from services.engine.engine import Engine
 
 
 def test_weights_of_four_bits_have_adapters_too(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path / "made", *WRITERS["gptq"])
+    made = tmp_path / "made"
+    made.mkdir()
+    quantized, numbers = quantize_folder(tiny_model("llama"), made, *WRITERS["gptq"])
     adapters = two_adapters(numbers, tmp_path)
     engine = Engine.load(quantized, replace(FLOAT32, adapters=tmp_path))
     assert isinstance(engine.decoder, CpuDecoder)

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "powers.h"
 #include "search.h"
 
 typedef uint64_t States __attribute__((vector_size(64)));
@@ -21,95 +22,66 @@ inline uint64_t bits_of_smaller(States v, uint64_t than) {
 #endif
 }
 
+struct Candidate {
+    int32_t id;
+    float score, sum;  // sum: of score and noise
+};
+
 class Candidates {
 public:
-    Candidates(const Draw& draw, int vocab, int chunks)
-        : draw_(draw), vocab_(vocab), search_(draw, vocab, chunks), noise_{draw.key} {}
+    Candidates(const Draw& draw, int vocab) : draw_(draw), search_(draw, vocab), noise_{draw.key} {
+        for (int i = 0; i < EACH; ++i) steps_[i] = i * Noise::GOLDEN;
+    }
 
-    // In the order of ids.
-    Found find() && {
-        const float floor = draw_.logit(-near());
-        if (draw_.keeps_all()) {
-            enter_near(search_.above(floor), floor);
-            enter_lucky(floor);
-        } else {
-            const Found kept = search_.kept();
-            enter_near(kept, floor);
-            enter_lucky(kept, floor);
-        }
-        return the_best();
+    // In the order of ids. A chunk's tokens need noise that lifts its largest score to the best sum so far, which few
+    // have: for the others the bits of their noise are all that is computed.
+    std::vector<Candidate> find() && {
+        const float limit = search_.limit();
+        search_.each_chunk(limit, [&](int begin, int end) {
+            uint64_t hits = lucky(begin, bound_ * share(begin));
+            if (end - begin < CHUNK) hits &= (uint64_t{1} << (end - begin)) - 1;
+            for (; hits; hits &= hits - 1) {
+                const int id = begin + std::countr_zero(hits);
+                if (const float score = draw_.score(draw_.logits[id]); score >= limit) enter(id, score);
+            }
+        });
+        std::erase_if(found_, [this](const Candidate& one) { return one.sum < best_ - MARGIN; });
+        return std::move(found_);
     }
 
 private:
     static constexpr float MARGIN = 2e-3f;
+    static constexpr int EACH = sizeof(States) / sizeof(uint64_t);
 
-    struct Entry {
-        int32_t id;
-        float score, sum;
-    };
-
-    // Scores above the negative of this are drawn from first, for a bound that all others must reach.
-    float near() const {
-        constexpr float NEAREST = 2.0f, FARTHEST = 12.0f;
-        constexpr int ENOUGH = 48;
-        float near = FARTHEST;
-        while (near > NEAREST && search_.chunks_above(draw_.logit(-near)) > ENOUGH) near -= 1.0f;
-        return near;
+    // e^score of a chunk's largest score.
+    float share(int begin) {
+        const int chunk = begin / CHUNK, first = chunk / LANES * LANES;
+        if (first != first_) store(shares_, exponential(search_.tops(first_ = first)));
+        return shares_[chunk - first];
     }
 
-    void enter(int32_t id, float score, uint64_t unfolded) {
-        const float sum = score + Noise::gumbel(unfolded);
-        best_ = std::max(best_, sum);
-        if (sum >= best_ - MARGIN) entries_.push_back({id, score, sum});
+    // A bit for each token of a chunk whose noise is at least -log(share).
+    uint64_t lucky(int begin, float share) const {
+        const uint64_t bound = Noise::bound(share);
+        States states = steps_ + noise_.first(begin);
+        uint64_t hits = 0;
+        for (int i = 0; i < CHUNK; i += EACH, states += EACH * Noise::GOLDEN)
+            hits |= bits_of_smaller(Noise::unfolded(states), bound) << i;
+        return hits;
     }
 
-    void enter_near(const Found& found, float floor) {
-        for (int i = 0; i < found.count(); ++i)
-            if (draw_.logits[found.id(i)] > floor) enter(found.id(i), found.scores()[i], state_of(found.id(i)));
-    }
-
-    // Enters the tokens of `found` below the floor whose noise is large enough.
-    void enter_lucky(const Found& found, float floor) {
-        const uint64_t bound = bound_below(floor);
-        for (int i = 0; i < found.count(); ++i) {
-            const uint64_t state = state_of(found.id(i));
-            if (state < bound && !(draw_.logits[found.id(i)] > floor)) enter(found.id(i), found.scores()[i], state);
-        }
-    }
-
-    // The same for all tokens.
-    void enter_lucky(float floor) {
-        constexpr int EACH = sizeof(States) / sizeof(uint64_t), ONCE = 64;
-        const uint64_t bound = bound_below(floor);
-        States states;
-        for (int i = 0; i < EACH; ++i) states[i] = noise_.first(i);
-        for (int begin = 0; begin < vocab_; begin += ONCE) {
-            uint64_t hits = 0;
-            for (int i = 0; i < ONCE; i += EACH, states += EACH * Noise::GOLDEN)
-                hits |= bits_of_smaller(Noise::unfolded(states), bound) << i;
-            for (; hits; hits &= hits - 1) {
-                const int id = begin + std::countr_zero(hits);
-                if (id < vocab_ && !(draw_.logits[id] > floor)) enter(id, draw_.score(draw_.logits[id]), state_of(id));
-            }
-        }
-    }
-
-    uint64_t state_of(int32_t id) const { return Noise::unfolded(noise_.first(id)); }
-
-    uint64_t bound_below(float floor) const { return Noise::bound(double(best_) - draw_.score(floor) - MARGIN); }
-
-    Found the_best() {
-        std::erase_if(entries_, [this](const Entry& one) { return one.sum < best_ - MARGIN; });
-        std::sort(entries_.begin(), entries_.end(), [](const Entry& one, const Entry& other) { return one.id < other.id; });
-        Found found(int(entries_.size()));
-        for (const Entry& one : entries_) found.add(one.id, one.score);
-        return found;
+    void enter(int32_t id, float score) {
+        const float sum = score + Noise::gumbel(Noise::unfolded(noise_.first(id)));
+        if (sum > best_) best_ = sum, bound_ = std::exp(MARGIN - best_);
+        if (sum >= best_ - MARGIN) found_.push_back({id, score, sum});
     }
 
     const Draw& draw_;
-    const int vocab_;
     const Search search_;
     const Noise noise_;
-    float best_ = -INFINITY;
-    std::vector<Entry> entries_;
+    States steps_;
+    int first_ = -1;
+    float shares_[LANES];                          // of the chunks from first_ on
+    float best_ = -INFINITY, bound_ = INFINITY;    // bound_: e^(MARGIN - best_)
+    std::vector<Candidate> found_;
 };

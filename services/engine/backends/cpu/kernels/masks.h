@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "vectors.h"
+#include "search.h"
 
 // Copies the logits of the tokens in the mask; those of the others become -inf.
 inline void mask(const float* logits, const uint32_t* words, int vocab, float* masked) {
@@ -23,19 +23,14 @@ inline void mask(const float* logits, const uint32_t* words, int vocab, float* m
 }
 
 // The largest number of each chunk.
-inline void chunk_maxima(const float* logits, int vocab, int chunks, float* maxima) {
-    const int size = vocab / chunks;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const float* from = logits + chunk * size;
+inline void chunk_maxima(const float* logits, int vocab, float* maxima) {
+    for (int begin = 0; begin < vocab; begin += CHUNK) {
+        const int end = std::min(begin + CHUNK, vocab);
         Vector largest = broadcast(-INFINITY);
-        int i = 0;
-        for (; i + LANES <= size; i += LANES) {
-            const Vector next = load(from + i);
-            largest = next > largest ? next : largest;
-        }
-        float most = -INFINITY;
-        for (int lane = 0; lane < LANES; ++lane) most = std::max(most, largest[lane]);
-        for (; i < size; ++i) most = std::max(most, from[i]);
-        maxima[chunk] = most;
+        int id = begin;
+        for (; id + LANES <= end; id += LANES) largest = larger(load(logits + id), largest);
+        float most = highest(largest);
+        for (; id < end; ++id) most = std::max(most, logits[id]);
+        *maxima++ = most;
     }
 }

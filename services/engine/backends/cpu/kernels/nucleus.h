@@ -1,9 +1,12 @@
-// The nucleus: what top_p keeps. truncation.py has the same formulas in torch.
+// Weights of tokens, and the likeliest ones that weigh enough: what top_p keeps, and top_k. truncation.py has the same
+// formulas in torch.
 #pragma once
 
+#include <bit>
 #include <cmath>
-#include <memory>
+#include <utility>
 
+#include "pages.h"
 #include "vectors.h"
 
 constexpr int HALF_LANES = LANES / 2;
@@ -72,57 +75,93 @@ private:
     Doubles low_{}, high_{};
 };
 
-// The weights of tokens with these scores, which are at most 0, have -infinity after them up to a whole vector, and
-// must outlive this.
-class Weights {
+// Scores of tokens, to find the likeliest ones that together weigh enough. Each token weighs 1, or its weight. A thread
+// has one at a time, because all are in the same memory.
+class Selection {
 public:
-    Weights(const float* scores, int count)
-        : scores_(scores), count_((count + LANES - 1) / LANES * LANES), weights_(new float[count_]) {
-        for (int i = 0; i < count_; i += LANES) store(&weights_[i], weights(load(scores + i)));
+    // With room for so many.
+    explicit Selection(int room) {
+        thread_local Numbers scores, weights;
+        if (scores.size() < size_t(room + LANES)) scores.resize(room + LANES), weights.resize(room + LANES);
+        scores_ = scores.data(), weights_ = weights.data();
     }
 
-    double sum() const { return from(LOWEST).weight; }
+    // Adds finite scores: those that have a bit.
+    void add(Vector scores, uint32_t bits) {
+        store_those(&scores_[count_], scores, bits);
+        count_ += std::popcount(bits);
+    }
 
-    // A score such that the tokens from it on weigh at least `goal`, and those from the next larger score on do not;
-    // -infinity if all tokens together do not.
-    float reached(double goal) const {
-        float enough = LOWEST, few = 0.0f;
-        Part low = from(enough), high = from(few);
-        if (low.weight < goal) return -INFINITY;
-        if (high.weight >= goal) return few;
-        while (low.count - high.count > 1) {
-            const float middle = (enough + few) / 2;
-            if (middle == enough || middle == few) break;
-            const Part part = from(middle);
-            (part.weight >= goal ? enough : few) = middle;
-            (part.weight >= goal ? low : high) = part;
+    int count() const { return count_; }
+
+    // Gives each token that was added its weight, or 1. Returns the weight of all.
+    double weigh(bool one_each) {
+        Sum sum;
+        Bounds bounds;
+        end();
+        for (int i = 0; i < count_; i += LANES) {
+            const Vector scores = load(scores_ + i), weight = one_each ? broadcast(1.0f) : weights(scores);
+            store(weights_ + i, weight);
+            sum.add(scores == scores ? weight : Vector{});
+            bounds.add(scores);
         }
-        return enough;
+        set(bounds);
+        return sum.total();
+    }
+
+    // The largest score such that the tokens from it on weigh at least `goal`; the lowest if all do not. The scores
+    // are halved, and those that cannot be it are dropped.
+    float reached(double goal) {
+        double above = 0;
+        while (lowest_ < highest_) {
+            const float half = lowest_ / 2 + highest_ / 2, middle = half > lowest_ ? half : highest_;
+            const double upper = weight_from(middle);
+            if (above + upper >= goal) {
+                keep([=](Vector scores) { return scores >= middle; });
+            } else {
+                above += upper;
+                keep([=](Vector scores) { return scores < middle; });
+            }
+        }
+        return lowest_;
     }
 
 private:
-    static constexpr float LOWEST = -32.0f;  // tokens of lower scores weigh nothing
+    // Numbers that are NaN are left out.
+    struct Bounds {
+        Vector low = broadcast(INFINITY), high = broadcast(-INFINITY);
 
-    struct Part {
-        double weight;
-        int count;
+        void add(Vector some) { low = smaller(some, low), high = larger(some, high); }
     };
 
-    Part from(float score) const {
+    void set(const Bounds& bounds) { lowest_ = -highest(-bounds.low), highest_ = highest(bounds.high); }
+
+    // NaN after the last score is neither at least as large as another one nor smaller.
+    void end() { store(scores_ + count_, broadcast(NAN)); }
+
+    double weight_from(float score) const {
         Sum sum;
-        Ints counts{};
-        for (int i = 0; i < count_; i += LANES) {
-            const Vector weight = load(&weights_[i]);
-            const Ints some = load(scores_ + i) >= score;
-            sum.add(some ? weight : Vector{});
-            counts -= some;
-        }
-        int count = 0;
-        for (int lane = 0; lane < LANES; ++lane) count += counts[lane];
-        return {sum.total(), count};
+        for (int i = 0; i < count_; i += LANES) sum.add(load(scores_ + i) >= score ? load(weights_ + i) : Vector{});
+        return sum.total();
     }
 
-    const float* scores_;
-    const int count_;
-    const std::unique_ptr<float[]> weights_;
+    template <class Test>
+    void keep(const Test& test) {
+        Bounds bounds;
+        const int count = std::exchange(count_, 0);
+        for (int i = 0; i < count; i += LANES) {
+            const Vector scores = load(scores_ + i), weights = load(weights_ + i);
+            const auto kept = test(scores);
+            const uint32_t bits = bits_of(kept);
+            bounds.add(kept ? scores : broadcast(NAN));
+            store_those(weights_ + count_, weights, bits);
+            add(scores, bits);
+        }
+        end();
+        set(bounds);
+    }
+
+    float *scores_, *weights_;
+    int count_ = 0;
+    float lowest_, highest_;
 };

@@ -1,79 +1,70 @@
 // Finds what min_p, top_k and top_p keep of a request's logits, and the likeliest tokens.
 #pragma once
 
-#include <functional>
 #include <numeric>
 #include <vector>
 
 #include "draws.h"
 #include "nucleus.h"
 
+constexpr int CHUNK = 64;  // tokens; the last chunk may have fewer
+
 class Search {
 public:
-    Search(const Draw& draw, int vocab, int chunks) : draw_(draw), vocab_(vocab), chunks_(chunks) {}
+    Search(const Draw& draw, int vocab) : draw_(draw), vocab_(vocab), chunks_((vocab + CHUNK - 1) / CHUNK) {}
 
-    Found kept() const {
-        constexpr float NUCLEUS = 10.0f;  // scores above -NUCLEUS are searched first; flat distributions need all
-        constexpr float MARGIN = 1e-3f;
-        float nearest = draw_.lowest;
-        if (draw_.top_k) nearest = std::max(nearest, draw_.score(reached(draw_.top_k)));
-        if (nearest == -INFINITY && draw_.top_p < 1.0) nearest = -NUCLEUS;
-        const float floor = draw_.logit(nearest - MARGIN);
-        Found found = above(floor);
-        float limit = lowest(found, draw_.score(floor));
-        if (floor > -INFINITY && !(limit > draw_.score(floor))) {  // too few to know
-            found = above(-INFINITY);
-            limit = lowest(found, -INFINITY);
-        }
-        found.drop_below(limit);
-        return found;
+    // The lowest score that is kept.
+    float limit() const {
+        float limit = draw_.lowest;
+        if (draw_.top_k) limit = std::max(limit, kth(draw_.top_k));
+        return draw_.top_p < 1.0 ? std::max(limit, nucleus(limit)) : limit;
     }
 
-    // The tokens with a larger logit.
-    Found above(float floor) const {
-        const int size = vocab_ / chunks_;
-        const Ints ids = __builtin_convertvector(numbers(), Ints);
-        Found found(chunks_above(floor) * size);
-        for (int chunk = 0; chunk < chunks_; ++chunk) {
-            if (!(draw_.maxima[chunk] > floor)) continue;
-            int id = chunk * size;
-            for (; id + LANES <= (chunk + 1) * size; id += LANES) {
-                const Vector logits = load(draw_.logits + id);
-                if (const uint32_t hits = bits_of_larger(logits, floor)) found.add(ids + id, scores(logits), hits);
+    // Calls work(id, scores, bits) for vectors of tokens, from `id` on, some of which have at least this score; those
+    // have a bit, but for scores of -infinity.
+    template <class Work>
+    void each_from(float limit, const Work& work) const {
+        each_chunk(limit, [&](int begin, int end) {
+            for (int id = begin; id < end; id += LANES) {
+                const Vector scores = draw_.score(load_some(draw_.logits + id, end - id));
+                if (const uint32_t bits = bits_from(scores, limit)) work(id, scores, bits);
             }
-            for (; id < (chunk + 1) * size; ++id)
-                if (draw_.logits[id] > floor) found.add(id, draw_.score(draw_.logits[id]));
-        }
-        return found;
+        });
     }
 
-    int chunks_above(float floor) const {
-        int count = 0, chunk = 0;
-        for (; chunk + LANES <= chunks_; chunk += LANES)
-            count += std::popcount(bits_of_larger(load(draw_.maxima + chunk), floor));
-        for (; chunk < chunks_; ++chunk) count += draw_.maxima[chunk] > floor;
-        return count;
+    // Calls work(begin, end) for the ids of each chunk that has a token of at least this score.
+    template <class Work>
+    void each_chunk(float limit, const Work& work) const {
+        for (int first = 0; first < chunks_; first += LANES)
+            for (uint32_t bits = bits_from(tops(first), limit); bits; bits &= bits - 1) {
+                const int begin = (first + std::countr_zero(bits)) * CHUNK;
+                work(begin, std::min(begin + CHUNK, vocab_));
+            }
     }
 
-    // The weight of all tokens.
-    double weight() const {
-        constexpr float NOTHING = -25.0f;  // tokens of this score weigh nothing
-        const int size = vocab_ / chunks_;
+    // The largest score of each of LANES chunks.
+    Vector tops(int first) const { return draw_.score(load_some(draw_.maxima + first, chunks_ - first)); }
+
+    // A bit for each score from this one on, except for those of -infinity.
+    static uint32_t bits_from(Vector scores, float limit) { return bits_of((scores >= limit) & (scores > -INFINITY)); }
+
+    // The weight of all tokens with scores of at least `limit` and below `end`.
+    double weight(float limit, float end) const {
         Sum sum;
-        for (int chunk = 0; chunk < chunks_; ++chunk) {
-            if (!(draw_.score(draw_.maxima[chunk]) > NOTHING)) continue;
-            const float *logits = draw_.logits + chunk * size, *end = logits + size;
-            for (; logits + LANES <= end; logits += LANES) sum.add(weights(scores(load(logits))));
-            if (logits < end) sum.add(weights(scores(load_some(logits, int(end - logits)))));
-        }
+        each_from(std::max(limit, NOTHING), [&](int, Vector scores, uint32_t) {
+            const Ints counted = (scores >= limit) & (scores < end);
+            if (bits_of(counted)) sum.add(weights(counted ? scores : broadcast(-INFINITY)));
+        });
         return sum.total();
     }
 
     // The tokens with the `count` largest logits, in descending order; of equal ones the lower id comes first.
     void likeliest(int count, int64_t* to) const {
-        const Found found = above(std::nextafter(reached(count), -INFINITY));
-        std::vector<int32_t> ids(found.ids(), found.ids() + found.count());
-        if (found.count() < count) {
+        std::vector<int32_t> ids;
+        each_from(bound(count), [&](int id, Vector, uint32_t bits) {
+            for (; bits; bits &= bits - 1) ids.push_back(id + std::countr_zero(bits));
+        });
+        if (int(ids.size()) < count) {
             ids.resize(vocab_);
             std::iota(ids.begin(), ids.end(), 0);
         }
@@ -86,49 +77,47 @@ public:
     }
 
 private:
+    static constexpr float NUCLEUS = -10.0f;  // scores from here on are searched first; flat distributions need all
+    static constexpr float NOTHING = -25.0f;  // tokens of this score weigh nothing
+
     // The first `count` numbers, then -infinity.
     static Vector load_some(const float* from, int count) {
+        if (count >= LANES) return load(from);
         Vector some = broadcast(-INFINITY);
         std::memcpy(&some, from, count * sizeof *from);
         return some;
     }
 
-    Vector scores(Vector logits) const { return (logits - draw_.best) / draw_.temperature; }
-
-    // The lowest score that is kept, given `found` and that all other scores are at most `outside`; not above `outside`
-    // if it cannot be known. With a top_p, `found` loses the tokens that min_p and top_k drop.
-    float lowest(Found& found, float outside) const {
-        const bool every = outside == -INFINITY;
-        float limit = draw_.lowest;
-        if (draw_.top_k && draw_.top_k <= found.count())
-            limit = std::max(limit, kth({found.scores(), found.scores() + found.count()}, draw_.top_k));
-        if (draw_.top_p >= 1.0) return limit;
-        const bool alone = !draw_.top_k && draw_.lowest == -INFINITY;
-        if (!alone && !every && !(limit > outside)) return -INFINITY;
-        found.drop_below(limit);
-        const Weights weights(found.scores(), found.count());
-        return std::max(limit, weights.reached(std::trunc(draw_.top_p * (alone ? weight() : weights.sum()))));
+    Selection from(float limit) const {
+        Selection found(vocab_);
+        each_from(limit, [&](int, Vector scores, uint32_t bits) { found.add(scores, bits); });
+        return found;
     }
 
-    // A lower bound of the count-th largest logit, from the maxima alone. Halving an interval takes a tenth of the time
-    // of sorting.
-    float reached(int count) const {
-        constexpr float SPAN = 64.0f;
-        constexpr int HALVINGS = 12;
-        if (count > chunks_) return -INFINITY;
-        float low = draw_.best - SPAN, high = draw_.best;
-        if (chunks_above(low) < count) return kth({draw_.maxima, draw_.maxima + chunks_}, count);
-        for (int i = 0; i < HALVINGS; ++i) {
-            const float middle = (low + high) / 2;
-            (chunks_above(middle) < count ? high : low) = middle;
-        }
-        return low;
+    // The lowest score that top_p keeps of the tokens from `limit` on.
+    float nucleus(float limit) const {
+        const float likely = std::max(limit, NUCLEUS);
+        Selection some = from(likely);
+        const double held = some.weigh(false), goal = std::trunc(draw_.top_p * (held + weight(limit, likely)));
+        if (held < goal) some = from(std::max(limit, NOTHING)), some.weigh(false);
+        return some.reached(goal);
     }
 
-    static float kth(std::vector<float> numbers, int k) {
-        const auto place = numbers.begin() + k - 1;
-        std::nth_element(numbers.begin(), place, numbers.end(), std::greater<float>());
-        return *place;
+    // The k-th largest score; -infinity if there are fewer.
+    float kth(int k) const {
+        Selection some = from(bound(k));
+        if (some.count() < k) return -INFINITY;
+        some.weigh(true);
+        return some.reached(k);
+    }
+
+    // A lower bound of the k-th largest score: that of the chunks' maxima.
+    float bound(int k) const {
+        Selection maxima(chunks_);
+        for (int first = 0; first < chunks_; first += LANES) maxima.add(tops(first), bits_from(tops(first), -INFINITY));
+        if (maxima.count() < k) return -INFINITY;
+        maxima.weigh(true);
+        return maxima.reached(k);
     }
 
     const Draw& draw_;

@@ -182,14 +182,26 @@ inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 #endif
 
-// A bit for each number of v that is larger.
-inline uint32_t bits_of_larger(Vector v, float than) {
+// A bit for each lane of a comparison that is true.
+inline uint32_t bits_of(Ints truths) {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(__m512(v), __m512(broadcast(than)), _CMP_GT_OQ);
+    return _mm512_movepi32_mask(__m512i(truths));
 #else
     uint32_t bits = 0;
-    for (int i = 0; i < LANES; ++i) bits |= uint32_t(v[i] > than) << i;
+    for (int i = 0; i < LANES; ++i) bits |= uint32_t(truths[i] != 0) << i;
     return bits;
+#endif
+}
+
+// Stores the lanes that have a bit, one after another. A whole vector is overwritten.
+template <class Lanes>
+inline void store_those(void* to, Lanes v, uint32_t bits) {
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(__mmask16(bits), same_bits<__m512i>(v)));
+#else
+    Lanes those{};
+    for (int count = 0; bits; bits &= bits - 1) those[count++] = v[__builtin_ctz(bits)];
+    std::memcpy(to, &those, sizeof those);
 #endif
 }
 

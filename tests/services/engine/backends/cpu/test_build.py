@@ -50,6 +50,22 @@ def test_the_compilers_error_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "cache").rglob("*.so")) == []
 
 
+def test_a_long_compilation_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler ends only when it was said that it still runs."""
+    said, told = tmp_path / "said", list[str]()
+    wait = f"while [ ! -e {said} ]; do sleep 0.01; done"
+    compile_by(f'for last; do :; done; [ "$1" = --version ] || {{ {wait}; touch "$last"; }}', tmp_path, monkeypatch)
+    monkeypatch.setattr(build, "EVERY", 0.01)
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if line.endswith("s passed"):
+            said.touch()
+
+    assert compiled(tmp_path / "cache", tell).exists()
+    assert "compiling the engine's kernels: 0 s passed" in told
+
+
 def test_a_compiler_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_by('echo "no license" >&2; exit 1', tmp_path, monkeypatch)
     with pytest.raises(NoKernels, match="no license"):

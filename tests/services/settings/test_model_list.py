@@ -9,6 +9,7 @@ import pytest
 
 from cli.arguments import parse_serve
 from services.errors import UsageError
+from services.settings.models import check_names
 from services.settings.settings import Settings
 from services.settings.sources import load
 
@@ -39,9 +40,10 @@ def test_the_first_model_is_that_of_the_server() -> None:
 
 
 def test_pinned_names_replace_those_of_the_models() -> None:
-    pinned = Settings(models=PAIR).with_each(["default@1", "hub/other@2"])
-    assert [one.model for one in pinned.each] == ["default@1", "hub/other@2"]
+    pinned = Settings(models=PAIR).pinned(lambda name: f"{name}@1")
+    assert [(one.model, one.tokenizer) for one in pinned.each] == [("default@1", ""), ("hub/other@1", "")]
     assert pinned.each[1].served_model_name == ("b",)
+    assert Settings().pinned(lambda name: f"{name}@1") == Settings(model="default@1")
 
 
 def test_models_on_the_command_line() -> None:
@@ -100,6 +102,14 @@ def test_models_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_models_are_refused(models: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(models=models)
+
+
+def test_two_models_of_one_name_or_pool_are_refused() -> None:
+    check_names([("a", ["x", "y"], "pool-a"), ("b", ["z"], "pool-b")])
+    with pytest.raises(UsageError, match="two models have the name 'y', a and b; give one of them another served_"):
+        check_names([("a", ["x", "y"], "pool-a"), ("b", ["z", "y"], "pool-b")])
+    with pytest.raises(UsageError, match="a and b have the same files, and therefore the same pool"):
+        check_names([("a", ["x"], "pool"), ("b", ["y"], "pool")])
 
 
 def test_a_model_beside_models_is_refused() -> None:

@@ -19,8 +19,6 @@ from tiny_text import make_folder
 
 from cli import status
 from gateway.gateway import ModelPools
-from gateway.model import check_names
-from services.errors import ModelError
 from services.pool.shards import model_of, shard_of
 from services.settings.settings import Settings
 
@@ -197,17 +195,14 @@ def test_a_conversation_goes_on_with_another_model(http: httpx.Client, other: ht
 
 
 def test_the_lines_of_a_batch_may_name_any_model(client: openai.OpenAI) -> None:
-    names: list[str | None] = [None, A, B, "gamma"]
-    lines = [
-        line(f"{name}", {"prompt": "hello", "max_tokens": 3} | ({"model": name} if name else {})) for name in names
-    ]
+    body = {"prompt": "hello", "max_tokens": 3}
+    lines = [line("none", body), *(line(name, body | {"model": name}) for name in (A, B, "gamma"))]
     batch = ended(client, create(client, jsonl(lines)))
-    answered = {
-        entry["custom_id"]: entry["response"]["body"]["model"] for entry in entries(client, batch.output_file_id)
-    }
-    assert answered == {"None": A, A: A, B: B}
-    (wrong,) = entries(client, batch.error_file_id)
-    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("gamma", 404)
+    wrong = entries(client, batch.error_file_id)
+    assert [(entry["custom_id"], entry["response"]["status_code"]) for entry in wrong] == [("gamma", 404)], wrong
+    answered = entries(client, batch.output_file_id)
+    served = {entry["custom_id"]: entry["response"]["body"]["model"] for entry in answered}
+    assert served == {"none": A, A: A, B: B}
 
 
 def test_each_model_has_its_series(http: httpx.Client) -> None:
@@ -238,13 +233,6 @@ def test_a_model_without_an_engine_is_named(redis_url: str, folders: list[Path],
     with Both(redis_url, folders[0], settings, lone) as stack:
         wait_until(lambda: "No engine is ready" in httpx.get(stack.url + "/ready").text)
         assert httpx.get(stack.url + "/ready").status_code == 503
-
-
-def test_two_models_of_one_name_are_refused(engines: list[Stack]) -> None:
-    (one,), (two,) = (stack.models() for stack in engines)
-    check_names([one.model, two.model])
-    with pytest.raises(ModelError, match="two models have the name 'alpha'"):
-        check_names([one.model, one.model, engines[0].models()[0].model])
 
 
 def test_a_model_with_shards(http: httpx.Client) -> None:

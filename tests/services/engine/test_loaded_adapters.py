@@ -1,0 +1,63 @@
+"""Which adapters stay in an engine's memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.adapters.peft import LowRank
+from services.engine.adapters import Adapter, Adapters
+
+BYTES = 16  # of an adapter
+
+
+class Slots:
+    """Has the digests that a decoder would have."""
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+
+    def put(self, digest: str, adapter: Adapter) -> None:
+        self.digests.append(digest)
+
+    def drop(self, digest: str) -> None:
+        self.digests.remove(digest)
+
+
+def read(digest: str) -> Adapter:
+    if digest == "broken":
+        raise ValueError("it is torn")
+    ones = np.ones((1, 2), np.float32)
+    return Adapter({"q": LowRank(ones, ones.T, 1.0)})
+
+
+def test_those_needed_last_stay() -> None:
+    slots = Slots()
+    adapters = Adapters(slots, read, 2 * BYTES)
+    for digest in ("a", "b", "a", "c"):
+        assert adapters.need(digest) == ""
+        adapters.shrink({digest})
+    assert slots.digests == ["a", "c"]
+    assert "a" in adapters
+    assert "b" not in adapters
+
+
+def test_those_that_requests_have_stay_whatever_they_take() -> None:
+    slots = Slots()
+    adapters = Adapters(slots, read, BYTES)
+    needed = {"a", "b", "c"}
+    for digest in sorted(needed):
+        adapters.need(digest)
+    adapters.shrink(needed)
+    assert slots.digests == ["a", "b", "c"]
+    adapters.shrink({"b"})
+    assert slots.digests == ["b"]
+    adapters.shrink(())
+    assert slots.digests == ["b"]
+
+
+def test_one_that_cannot_be_read_is_not_kept() -> None:
+    slots = Slots()
+    adapters = Adapters(slots, read, BYTES)
+    assert adapters.need("broken") == "the adapter broken cannot be read: it is torn"
+    assert slots.digests == []
+    assert "broken" not in adapters

@@ -1,0 +1,85 @@
+"""An idle engine: its loop lets it give back its KV cache, ends when it is to be cold, and wakes it for a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.overview import SleepLevel
+from services.scheduling import Knobs
+from services.sleep import SleepRule
+from tests.services.loop.world import BLOCK, WORD, World, begun, now, stop, virtual
+
+AFTER = 30.0
+
+
+def sleeps(world: World) -> list[float]:
+    """When the engine was told to give back its KV cache."""
+    return [at for at, iteration in world.engine.ran if iteration.sleep]
+
+
+@virtual
+async def test_an_engine_is_asleep_and_then_cold_if_nothing_comes() -> None:
+    world = World(sleep=SleepRule(AFTER))
+    loop = await world.run()
+    began = now()
+    await loop
+    assert sleeps(world) == [pytest.approx(began + AFTER, abs=0.1)]
+    assert world.loop.level is SleepLevel.COLD
+    assert now() == pytest.approx(began + 2 * AFTER, abs=0.1)
+
+
+@virtual
+async def test_a_request_wakes_it_and_the_time_counts_anew() -> None:
+    world, id, loop = await begun(AFTER + 5, sleep=SleepRule(AFTER))
+    assert world.loop.level is SleepLevel.ASLEEP
+    later = await world.submit("later", new=4)
+    await world.ended(later)
+    assert await world.read(later) == await world.read(id) == ([WORD] * 4, "length")
+    assert world.loop.level is SleepLevel.AWAKE
+    ended = now()
+    await loop
+    assert now() == pytest.approx(ended + 2 * AFTER, abs=0.5 + world.lease / 3)  # it knows a renewal later
+    assert len(sleeps(world)) == 2
+
+
+@virtual
+async def test_no_prefix_is_cached_after_the_memory_was_given_back() -> None:
+    knobs = Knobs(4, prefix_caching=True)
+    world, _, loop = await begun(1.0, new=1, sleep=SleepRule(AFTER), prompt=4 * BLOCK, knobs=knobs)
+    again = await world.submit("again", prompt=4 * BLOCK, new=1)
+    await world.ended(again)
+    await asyncio.sleep(AFTER + 5)
+    last = await world.submit("last", prompt=4 * BLOCK, new=1)
+    await world.ended(last)
+    computed = {new.id: new.num_computed_tokens for _, iteration in world.engine.ran for new in iteration.new}
+    assert computed == {"a/0": 0, again: 3 * BLOCK, last: 0}
+    assert not any(iteration.full_blocks for _, iteration in world.engine.ran if iteration.sleep)
+    world.scheduler.blocks.check()
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_busy_engine_does_not_sleep() -> None:
+    world, id, loop = await begun(3 * AFTER, new=2000, sleep=SleepRule(AFTER))
+    assert not sleeps(world)
+    assert not (await world.read(id))[1]
+    world.loop.stop()
+    await loop
+
+
+@virtual
+async def test_without_the_setting_no_engine_sleeps() -> None:
+    world, _, loop = await begun(10_000.0)
+    assert not sleeps(world)
+    assert world.loop.level is SleepLevel.AWAKE
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_engine_that_hangs_while_it_falls_asleep_is_stuck() -> None:
+    world = World(sleep=SleepRule(AFTER))
+    world.engine.hangs = 1
+    with pytest.raises(Exception, match="iteration 1 is not done"):
+        await (await world.run())
