@@ -136,8 +136,10 @@ schemas:
 gguf:
 	$(PYTHON) tests/real_gguf.py
 
+# the pip of an older Python does as well, but takes longer; that of 2026 shows every warning of a build
 .venv/python:
 	$(PYTHON) -m venv .venv
+	-@$(BIN)/pip --disable-pip-version-check install --quiet 'pip>=25.3,<26'
 	@touch $@
 
 # torch comes first and alone: another package that asks for it would take the newest build of the registry
