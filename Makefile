@@ -46,7 +46,7 @@ serve:
 test: unwanted := full or
 test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 3 --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 4 --no-loadscope-reorder --durations=25
 
 # where there is no compiler, tests of kernels are skipped, and transformers' own layers serve
 kernels: .venv/python
