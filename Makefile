@@ -46,7 +46,7 @@ serve:
 test: unwanted := full or
 test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
-	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 3 --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 4 --no-loadscope-reorder --durations=25
 
 # where there is no compiler, tests of kernels are skipped, and transformers' own layers serve
 kernels: .venv/python
@@ -136,8 +136,10 @@ schemas:
 gguf:
 	$(PYTHON) tests/real_gguf.py
 
+# the pip of an older Python does as well, but takes longer; that of 2026 shows every warning of a build
 .venv/python:
 	$(PYTHON) -m venv .venv
+	-@$(BIN)/pip --disable-pip-version-check install --quiet 'pip>=25.3,<26'
 	@touch $@
 
 # torch comes first and alone: another package that asks for it would take the newest build of the registry

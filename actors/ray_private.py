@@ -25,6 +25,8 @@ that is its input, for which `RAY_enable_pipe_based_agent_to_parent_health_check
 NO_PORT = 1  # a privileged port, on which nothing of this user listens
 PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")  # of the agents
 
+CONTROL_LOOP = 0.25  # seconds between two steps of Serve's control loop once the server runs
+
 SETTLED = 5.0  # seconds; a process that dies sooner after its start has a lasting reason
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,21 @@ def listen_on_node_address() -> None:
     vars(replica)["add_port_to_grpc_server"] = add_port
 
 
+def slow_control_loop() -> None:
+    """Let Serve's controller look at its replicas every `CONTROL_LOOP` seconds instead of ten times a second: each time
+    it asks the GCS for all nodes. `RAY_SERVE_CONTROL_LOOP_INTERVAL_S` would delay each step of a start, too. A
+    controller that is started again looks ten times a second.
+    """
+    ray.get(_controller().__ray_call__.remote(_slow_down, CONTROL_LOOP))
+
+
+def _slow_down(_: Any, seconds: float) -> None:
+    from ray.serve._private import controller
+
+    assert "CONTROL_LOOP_INTERVAL_S" in vars(controller), "Serve's controller waits by another name"
+    vars(controller)["CONTROL_LOOP_INTERVAL_S"] = seconds
+
+
 def set_replicas(application: str, deployment: str, number: int) -> bool:
     """Let Serve run this number of replicas of a deployment. It starts or stops some; the others are not touched.
 
@@ -119,12 +136,16 @@ def set_replicas(application: str, deployment: str, number: int) -> bool:
     replicas.
     """
     from ray.serve._private.common import DeploymentID
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
     from ray.serve._private.exceptions import ExternalScalerDisabledError
 
-    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     try:
-        ray.get(controller.update_deployment_replicas.remote(DeploymentID(deployment, application), number))
+        ray.get(_controller().update_deployment_replicas.remote(DeploymentID(deployment, application), number))
     except ExternalScalerDisabledError:
         return False
     return True
+
+
+def _controller() -> Any:
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)

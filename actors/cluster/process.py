@@ -33,7 +33,7 @@ from actors.engine_build import engine_settings, layout_of
 from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_labels, ensure_engine, model_of_label, remove_engine
-from actors.ray_private import keep_gcs, set_replicas, use_small_head
+from actors.ray_private import keep_gcs, set_replicas, slow_control_loop, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import daemon_thread, quiet_moment, start_thread
 from services.errors import OrcaError
@@ -128,6 +128,7 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
         with contextlib.suppress(OrcaError):
             asyncio.run(_quiet(settings))
         _add_replicas(settings)
+        slow_control_loop()
         while True:
             signal.pause()
     finally:

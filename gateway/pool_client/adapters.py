@@ -50,16 +50,6 @@ class Adapters:
 
     # --- requests ---
 
-    async def find(self, name: str | None, tenant: str) -> Adapter | None:
-        """The adapter of this name that the tenant can see; None for the model's own names and unknown ones. Raises
-        PoolUnavailable; ApiError while the adapters of the settings are being loaded."""
-        if name is None or name in self._model.names or not self._settings.enable_lora:
-            return None
-        found = (await self._read()).adapters.get(name)
-        if found is None and not self.announced:
-            raise ApiError(Kind.NO_ENGINE, "The adapters of this server are being loaded; try again later.", "model")
-        return found if found and found.seen_by(tenant) else None
-
     async def has(self, name: str) -> bool:
         """Whether there is an adapter of this name. Raises PoolUnavailable."""
         return name in (await self._read()).adapters
@@ -75,16 +65,23 @@ class Adapters:
         found = (await self._read()).adapters.values() if self._settings.enable_lora else ()
         return sorted((each for each in found if each.seen_by(tenant)), key=lambda each: each.name)
 
-    async def named_by(self, name: str | None, caller: Caller, earlier: str = "") -> Caller:
-        """The caller with the adapter that its request names, if any. An adapter may have been unloaded since the
-        request was accepted; `earlier`: the id that it then has. Raises as `find` does."""
-        adapter, key = await self.find(name, caller.tenant), caller.idempotency_key
-        if name is None or name in self._model.names or not self._settings.enable_lora:
+    async def named_by(self, name: str, caller: Caller, earlier: str = "") -> Caller:
+        """The caller with the adapter of this name, if there is one that its tenant can name. An adapter may have been
+        unloaded since the request was accepted; `earlier`: the id that it then has. Raises PoolUnavailable; ApiError
+        while the adapters of the settings are being loaded."""
+        if not self._settings.enable_lora:
             return caller
-        if adapter is None and (earlier or key):
+        found = (await self._read()).adapters.get(name)
+        if found and found.seen_by(caller.tenant):
+            return replace(caller, adapter=found)
+        if not found and not self.announced:
+            raise ApiError(Kind.NO_ENGINE, "The adapters of this server are being loaded; try again later.", "model")
+        key = caller.idempotency_key
+        if key or earlier:
             known = await asyncio.gather(*(shard.pool.knows(earlier, caller.tenant, key) for shard in self._shards))
-            adapter = Adapter(name, UNLOADED, "", 0.0) if any(known) else None
-        return replace(caller, adapter=adapter) if adapter else caller
+            if any(known):
+                return replace(caller, adapter=Adapter(name, UNLOADED, "", 0.0))
+        return caller
 
     # --- changes ---
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 from load.bench.batches import Batches
 from load.bench.bench import Bench, PartResult
 from load.options import load_as_served
+from load.random_adapter import write_adapter
 from load.report import table
-from services.adapters.peft import CONFIG, WEIGHTS, check
+from services.adapters.peft import check
 from services.adapters.store import folder_of
-from services.models.linears import LinearShape, load_linears
+from services.models.linears import load_linears
 
 RANK, BATCH, CONTEXT, TURNS = 16, 32, 128, 2
 COUNTS = (0, 1, 4, 16)
@@ -32,8 +29,8 @@ def adapters(bench: Bench) -> PartResult:
     linears = load_linears(bench.folder, bench.options.cache_dir)
     with tempfile.TemporaryDirectory() as files:
         digests = [f"{i:064x}" for i in range(max(COUNTS))]
-        for digest in digests:
-            write_random(folder_of(Path(files), digest), linears)
+        for seed, digest in enumerate(digests):
+            write_adapter(folder_of(Path(files), digest), linears, seed, RANK)
         own = check(folder_of(Path(files), digests[0]), linears).bytes
         engine = load_as_served(
             bench.folder, replace(bench.settings, adapters=Path(files), adapter_bytes=len(digests) * own)
@@ -46,17 +43,7 @@ def adapters(bench: Bench) -> PartResult:
             seconds = (time.process_time() - began) / bench.scale.steps
             took[count] = min(took.get(count, seconds), seconds)
     all_bytes = {count: (engine.decoder.memory + count * own) / engine.decoder.memory for count in COUNTS}
-    rows = [[n, f"{took[n] * 1e3:,.1f}", f"{took[n] / took[0]:.2f}", f"{all_bytes[n]:.2f}"] for n in COUNTS]
-    head = [f"adapters of rank {RANK}", "processor time, ms", "times none", "bytes, times none"]
+    goals = {count: GOAL if 0 < count <= 4 else "" for count in COUNTS}
+    rows = [[n, f"{took[n] * 1e3:,.1f}", f"{took[n] / took[0]:.2f}", goals[n], f"{all_bytes[n]:.2f}"] for n in COUNTS]
+    head = [f"adapters of rank {RANK}", "processor time, ms", "times none", "goal", "bytes, times none"]
     return PartResult(table(head, rows), [dict(zip(head, row, strict=True)) for row in rows])
-
-
-def write_random(folder: Path, linears: dict[str, LinearShape], rank: int = RANK) -> None:
-    """An adapter of all linear layers that one can change, with random numbers."""
-    changed = {f"base_model.model.{name}": shape for name, shape in linears.items() if not shape.obstacle}
-    a = {f"{name}.lora_A.weight": torch.randn(rank, shape.inputs) * 0.01 for name, shape in changed.items()}
-    b = {f"{name}.lora_B.weight": torch.randn(shape.outputs, rank) * 0.01 for name, shape in changed.items()}
-    folder.mkdir(parents=True)
-    save_file(a | b, folder / WEIGHTS)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
-    (folder / CONFIG).write_text(json.dumps(config))

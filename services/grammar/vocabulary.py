@@ -20,7 +20,7 @@ class Vocabulary:
         self, tables: TextTables, vocab_size: int, eos_token_ids: list[int], encode: Encode | None = None
     ) -> None:
         """`eos_token_ids` is not empty."""
-        tokens = tables.of(skip_special_tokens=False).token_bytes[:vocab_size]
+        tokens = list(tables.of(skip_special_tokens=False).token_bytes[:vocab_size])
         self.tokens = tokens + [b""] * (vocab_size - len(tokens))  # those without bytes are never allowed
         self.special_token_ids = sorted(id for id in tables.special_ids if id < vocab_size)
         self.eos_token_id = eos_token_ids[0]

@@ -38,6 +38,7 @@ from services.text import TextTables
 
 LONG = 0.03  # seconds of an iteration from which on an exchange before its end is worth its processor time
 AHEAD, MARGIN = 0.005, 0.05  # how long before the estimated end it begins: seconds, and a share of the iteration
+MIXED = 10.0  # seconds since the last change of tenants between two claims, for which tenants count as sharing
 
 
 class Scheduler:
@@ -81,6 +82,7 @@ class Scheduler:
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
+        self._tenant, self._mixed_at = "", -inf  # of the last claim; when it was another one's than that before
         self._step = self._finished = 0  # the last iterations that were selected, and that have a result
 
     # --- requests from the pool ------------------------------------------------------------------------------
@@ -94,6 +96,9 @@ class Scheduler:
         """
         self.drop([claim.id for claim in claims if claim.id in self._entries or self._outbox.find(claim.id)])
         for claim in claims:
+            if self._tenant and claim.tenant != self._tenant:
+                self._mixed_at = self._now()
+            self._tenant = claim.tenant
             hashes = BlockHashes(self._salt(claim), self.blocks.block_size)
             entry = RequestEntry(claim, self._rules, hashes, self._now())
             self._entries[claim.id] = entry
@@ -257,8 +262,9 @@ class Scheduler:
 
     def claim_after(self) -> float:
         """Return the seconds from the start of the iteration in flight after which another exchange brings what has
-        come meanwhile in time for the next iteration; infinite if this one is too short."""
-        if len(self._in_flight) != 1:
+        come meanwhile in time for the next iteration; infinite if this one is too short, or if no tenant waits for
+        the iterations of another one: it costs processor time."""
+        if len(self._in_flight) != 1 or self._now() > self._mixed_at + MIXED:
             return inf
         batch = self._in_flight[0]
         seconds = self._cost.seconds(batch.num_tokens, batch.num_pairs)

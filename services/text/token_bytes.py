@@ -9,15 +9,51 @@ model continues a prompt.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from services.errors import ModelError
 from services.text.tokenizer_json import read_tokenizer_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class PackedBytes(Sequence[bytes]):
+    """Pieces of bytes, one behind the other in memory. As objects of their own, those of a large vocabulary would take
+    ten times as much, and keep more from being returned that was allocated beside them."""
+
+    __slots__ = ("_ends", "_joined")
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        each = list(pieces)
+        self._joined = b"".join(each)
+        self._ends = array("Q", accumulate(map(len, each), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._joined[self._ends[index] : self._ends[index + 1]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PackedBytes):
+            return NotImplemented
+        return self._ends == other._ends and self._joined == other._joined
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +62,7 @@ class TextTables:
     in `with_special`, and nothing otherwise.
     """
 
-    token_bytes: list[bytes]
+    token_bytes: Sequence[bytes]
     special_ids: frozenset[int]
     with_special: TextTables | None = None  # for requests whose special tokens are text
 
@@ -79,8 +115,8 @@ def _build(raw: dict[str, Any], exact: bool) -> TextTables:
     pieces |= {t["id"]: t["content"].encode() if literal else spell(t["content"]) for t in added}
     special = frozenset(t["id"] for t in added if t["special"])
     spelled = [pieces.get(i, b"") for i in range(max(pieces, default=-1) + 1)]
-    skipped = [b"" if i in special else piece for i, piece in enumerate(spelled)]
-    return TextTables(skipped, special, TextTables(spelled, frozenset()))
+    skipped = (b"" if i in special else piece for i, piece in enumerate(spelled))
+    return TextTables(PackedBytes(skipped), special, TextTables(PackedBytes(spelled), frozenset()))
 
 
 def _vocabulary(model: dict[str, Any], exact: bool) -> Iterable[tuple[str, int]]:

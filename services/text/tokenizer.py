@@ -80,7 +80,7 @@ class Tokenizer:
         return self.tables.special_ids
 
     @property
-    def token_bytes(self) -> list[bytes]:
+    def token_bytes(self) -> Sequence[bytes]:
         return self.tables.token_bytes
 
     def least_tokens(self, text: str) -> int:

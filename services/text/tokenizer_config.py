@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.errors import ModelError
+from services.limits import return_memory
 from services.text.tokenizer_json import read_tokenizer_json
 
 TEMPLATES = "additional_chat_templates"  # a folder of templates with other names than `default`
@@ -130,6 +131,8 @@ def _ids_of(folder: Path, _changed: int, content: str) -> frozenset[int]:
         added = {vocab[content]}
     elif not added and isinstance(vocab, list):  # Unigram: [piece, score]
         added = {i for i, entry in enumerate(vocab) if entry[0] == content}
+    del raw, vocab
+    return_memory()  # a large vocabulary takes some hundred megabytes meanwhile
     return frozenset(added)
 
 

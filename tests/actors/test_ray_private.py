@@ -40,6 +40,7 @@ PRIVATE = {  # the parameters, of functions
     "ray.serve._private.constants.SERVE_CONTROLLER_NAME": None,
     "ray.serve._private.constants.SERVE_NAMESPACE": None,
     "ray.serve._private.exceptions.ExternalScalerDisabledError": None,
+    "ray.serve._private.controller.CONTROL_LOOP_INTERVAL_S": None,
     "ray.serve._private.controller.ServeController.update_deployment_replicas": [
         "self",
         "deployment_id",

@@ -315,7 +315,7 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
         done.append("kill")
 
     async def serve(self: Ownership, attachment: object) -> None:
-        self._loop, self._client = SimpleNamespace(in_flight=["a/0"]), client  # type: ignore[assignment]
+        self._loop, self._client = SimpleNamespace(in_flight=["a/0"], level=0.0), client  # type: ignore[assignment]
         raise error
 
     async def attach(self: Ownership) -> None: ...

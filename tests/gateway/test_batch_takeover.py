@@ -17,6 +17,7 @@ from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow,
 from clients import wait_until
 from stack import Stack
 
+from gateway.batches import run, runner
 from gateway.errors import ApiError
 from gateway.files import disk
 from gateway.files.store import FileStore, tenant_folder
@@ -26,7 +27,7 @@ from services.requests import FinishReason
 from services.settings.constants import Constants
 from services.settings.settings import Settings
 
-LINES = 60
+LINES = 30  # more than are in flight
 
 
 class Gateways:
@@ -46,7 +47,10 @@ class Gateways:
 
 
 @pytest.fixture
-def gateways(redis_url: str, tiny_folder: Path, tmp_path: Path) -> Iterator[Gateways]:
+def gateways(redis_url: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateways]:
+    """They look for batches often, and notice as late as ever that they have lost one."""
+    for module in (runner, run):
+        monkeypatch.setattr(module, "PERIOD", 0.1)
     gateways = Gateways(redis_url, tiny_folder, tmp_path)
     with gateways.first:
         yield gateways
@@ -113,14 +117,14 @@ def test_owners_that_lost_their_leases_do_no_harm(gateways: Gateways) -> None:
         while client.batches.retrieve(batch.id).status == "in_progress":
             gateways.first.call(drop_holds(gateways.first.pool))
             most = max(most, len(gateways.segments()))
-            time.sleep(0.3)
+            time.sleep(0.1)
         assert most > 1
         check(client, batch.id)
 
 
 def test_a_line_that_is_fed_again_has_the_same_tokens(gateways: Gateways) -> None:
     """A request that the first owner submitted, without writing its answer, is found in the pool under the same id."""
-    lines = [line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 20, "temperature": 1}) for i in range(8)]
+    lines = [line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 10, "temperature": 1}) for i in range(8)]
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, jsonl(lines), COMPLETIONS)
@@ -151,7 +155,7 @@ def test_a_server_of_another_model_does_not_run_a_batch(gateways: Gateways) -> N
         gateway = gateways.first.app.state.gateway.first
         lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
         gateway.model = replace(gateway.model, name="another")
-        batch = create(client, lines, completion_window="4s")
+        batch = create(client, lines, completion_window="1s")
         gateway.model = replace(gateway.model, name="tiny")
         gateways.first.call(start_runner(gateways.first))
         batch = ended(client, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from load.simulation.cost import TABLE_1, IterationTime, Partition
 from load.simulation.engine import VirtualEngine
 from load.simulation.faster_transformer import batch_seconds, largest_batch, serve
 from load.simulation.headline import crossing
+from load.simulation.overload import LIMITS, Clients, Crowd
 from load.simulation.pool import Price, Reads, Users
 from load.simulation.specs import A100_40GB, Gpu, Model, RingProtocol
 from load.simulation.world import figures_of, run_simulated
@@ -146,12 +148,27 @@ def times(
 def test_requests_join_and_leave_at_any_iteration() -> None:
     assert times([sized(4, 2), sized(4, 4), sized(4, 1)], 2) == [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [3.0]]
     later = times([sized(4, 4), Request([5] * 4, 1, at=1.5)], 8)
-    assert later == [[1.0, 2.0, 3.0, 4.0], [pytest.approx(3.0)]]
+    assert later == [[1.0, 2.0, 3.0, 4.0], [pytest.approx(4.0)]]
 
 
-def test_a_request_that_comes_before_the_end_of_a_long_iteration_starts_in_the_next_one() -> None:
-    later = times([sized(4, 9), Request([5] * 4, 1, at=3.5), Request([5] * 4, 1, at=5.99)], 8)[1:]
-    assert later == [[pytest.approx(5.0)], [pytest.approx(8.0)]], "the last one comes too late for it"
+@pytest.mark.parametrize(("tenant", "ends"), [("b", [5.0, 8.0]), ("a", [6.0, 8.0])])
+def test_beside_other_tenants_a_request_starts_in_the_iteration_after_its_arrival(
+    tenant: str, ends: list[float]
+) -> None:
+    async def main() -> list[float]:
+        pool = Crowd(LIMITS)
+
+        async def ask(tenant: str, at: float, tokens: int) -> float:
+            await asyncio.sleep(at)
+            answer = await pool.visit(sized(4, tokens), Clients(tenant, inf))
+            assert answer is not None
+            return answer.times[-1]
+
+        async with Served(pool, [VirtualEngine(Seconds(1.0))], figures_of(1024, 1024), Setup(Knobs(8))):
+            asked = [ask("a", 0.0, 9), ask(tenant, 0.0, 1), ask("a", 3.5, 1), ask("a", 5.99, 1)]
+            return (await asyncio.gather(*asked))[2:]
+
+    assert run_in_virtual_time(main()) == pytest.approx(ends), "the last one comes too late for it"
 
 
 def test_a_batch_is_fixed_under_request_level_scheduling() -> None:

@@ -96,7 +96,6 @@ def _called(model: Any, linears: dict[str, LinearShape]) -> set[str]:
         name
         for name in linears
         if calls[name] == 1
-        and "expert." not in name
         and "experts." not in name.replace("shared_experts.", "")
         and name.removesuffix(".kv_b_proj") not in absorbed
     }

@@ -98,7 +98,7 @@ def adapter_reader(
 
     def read(digest: str) -> Adapter:
         parts = peft.read(folder_of(files, digest), linears, settings.max_lora_rank)
-        if not (spec and base):
+        if spec is None or base is None:
             return Adapter(parts)
         whole = spec.for_length(length)
         layers = range(*layout.layers(spec.layers))

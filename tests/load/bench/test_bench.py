@@ -114,8 +114,10 @@ def test_a_format_needs_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_model_in_a_folder(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
-    status, found = bench(tmp_path, "single", "increments", "paper", model=("--model", str(folder)))
+    status, found = bench(tmp_path, "single", "increments", "paper", "adapters", model=("--model", str(folder)))
     assert (status, found["failed"]) == (0, {})
+    costs = found["parts"].pop("adapters")
+    assert [one["adapters of rank 16"] for one in costs] == [0, 1, 4, 16]
     measured = {one["name"]: one for part in found["parts"].values() for one in part}
     assert {
         "single",

@@ -83,7 +83,7 @@ def test_a_pool_that_began_anew_counts_from_nothing() -> None:
 
 @pytest.mark.parametrize("demo", [False, True])
 def test_the_state_of_engines(demo: bool) -> None:
-    gauges = {"ready": 1.0, "kv_usage": 0.5, "batch_size": 7.0, "spare_ready": 1.0, "engine_pid": 17.0}
+    gauges = {"ready": 1.0, "sleep": 1.0, "kv_usage": 0.5, "batch_size": 7.0, "spare_ready": 1.0, "engine_pid": 17.0}
     seats = SeatOverview("c/0", True, FIGURES, 4, gauges, ""), SeatOverview("c/1", False, None, 0, {}, "")
     recent = RecentOverviews()
     recent.add(overview({}, seats), 0.0)
@@ -94,6 +94,7 @@ def test_the_state_of_engines(demo: bool) -> None:
         "name": "c/0",
         "alive": True,
         "ready": True,
+        "sleep": "asleep",
         "spare": True,
         "spare_scheduler": False,
         "epoch": "1:a",
@@ -102,6 +103,7 @@ def test_the_state_of_engines(demo: bool) -> None:
         "batch": 7,
     }
     assert (second["alive"], second["ready"], second["epoch"], second["blocks"]) == (False, False, None, 0)
+    assert second["sleep"] == ""
     assert (state["at"], state["waiting"], state["running"], state["gateways"]) == (1500, 3, 4, 2)
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from awkward_texts import TRICKY, texts
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from services.errors import ModelError
 from services.text import TextTables, Tokenizer
+from services.text.token_bytes import PackedBytes
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +140,15 @@ def test_loading_imports_no_torch(byte_level: Path) -> None:
         f"Tokenizer.load(Path({str(byte_level)!r})); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+@given(st.lists(st.binary(max_size=5)), st.slices(7))
+def test_packed_pieces_are_a_list(pieces: list[bytes], some: slice) -> None:
+    packed = PackedBytes(pieces)
+    assert list(packed) == pieces
+    assert len(packed) == len(pieces)
+    assert packed[some] == pieces[some]
+    assert packed == PackedBytes(iter(pieces))
+    assert packed != PackedBytes([*pieces, b""])
+    with pytest.raises(IndexError):
+        packed[len(pieces)]

@@ -16,9 +16,12 @@ end
 
 -- Learns from a sequence that its seat is about to end. A client of a resumable group may still come back.
 local function learn_patience(id, most)
+  if most == 0 then
+    return
+  end
   local s = redis.call("HMGET", P .. "seq:" .. id, "group", "claimed", "cancelled")
   local g = redis.call("HMGET", P .. "group:" .. s[1], "tenant", "stream", "resumable", "arrival")
-  if most == 0 or g[2] ~= "1" or g[3] == "1" then
+  if g[2] ~= "1" or g[3] == "1" then
     return
   end
   local counts = counts_of(g[1])

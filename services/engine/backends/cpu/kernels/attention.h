@@ -8,21 +8,22 @@
 #include "attention_rows.h"
 #include "plain_cache.h"
 
-// Prefetches V parts of what is read later, each step two vectors of numbers of SIZE bytes from each.
-template <int V, int SIZE>
+// Prefetches parts of what is read later, each step a vector of numbers of SIZE bytes from each.
+template <int PARTS, int SIZE>
 struct PrefetchParts {
-    const void* parts[V];
+    const char* parts[PARTS];
 
     template <class Any>
     void operator()(const Any&) {
-        constexpr int BYTES = 2 * LANES * SIZE;
-#pragma GCC unroll 4
-        for (const void*& part : parts) {
-            for (int line = 0; line < BYTES; line += 64) prefetch<0, 2>(static_cast<const char*>(part) + line);
-            part = static_cast<const char*>(part) + BYTES;
+#pragma GCC unroll 8
+        for (const char*& part : parts) {
+            prefetch<0, 2>(part);
+            part += LANES * SIZE;
         }
     }
 };
+
+constexpr int VALUES = 128;  // of a tile of keys, at once: as floats, half of what the first-level cache holds
 
 template <class Number>
 class Attention {
@@ -66,13 +67,14 @@ private:
     struct Scratch {
         AttentionRows rows;
         float *queries, *keys, *values;
+        float* wide;  // two vectors of columns
 
         Scratch(const Heads& heads, int window, int first_position, int length, int count)
             : rows(heads, window, first_position, length, count) {
             lay_out([&](const auto& take) {
                 rows.lay(take);
                 queries = take(size_t(rows.own.tiles) * ROWS * heads.dim), keys = take(size_t(KEYS) * heads.dim);
-                values = take(size_t(KEYS) * heads.padded_dim());
+                values = take(size_t(KEYS) * heads.padded_dim()), wide = take(size_t(WIDTH) * std::max(heads.dim, VALUES));
             });
         }
     };
@@ -124,29 +126,46 @@ private:
         for (; j < range.count; j += WIDTH) score<2, ROWS>(s, range, j, step, at);
     }
 
-    // The scores of V vectors of keys. Meanwhile the same keys' values are prefetched, and then the keys that follow KEYS
+    // The scores of V vectors of keys. Meanwhile the same keys' values are prefetched, and the keys that follow KEYS
     // later.
     template <int V, int MOST, class At>
     void score(const Scratch& s, const KeyRange& range, int j, int step, const At& at) const {
         using Stored = std::remove_cvref_t<decltype(*at(j))>;
-        const int dim = heads_.dim, half = dim / 2;
-        Run<Stored, V> first, second;
-        PrefetchParts<V, sizeof(Number)> values, keys;
+        const int dim = heads_.dim;
+        Run<Stored, V> run;
+        PrefetchParts<2 * V, sizeof(Number)> fetch;
         for (int v = 0; v < V; ++v) {
             const int from = j + v * LANES < range.count ? j + v * LANES : j;
-            first.columns[v] = at(from), second.columns[v] = first.columns[v] + size_t(half) * step;
-            values.parts[v] = value(range, from), keys.parts[v] = values.parts[v];
-            if (range.begin + from + KEYS < range.length) keys.parts[v] = share_of_keys(range, from + KEYS);
+            const Number* later = value(range, from);
+            run.columns[v] = at(from);
+            fetch.parts[v] = reinterpret_cast<const char*>(later);
+            if (range.begin + from + KEYS < range.length) later = share_of_keys(range, from + KEYS);
+            fetch.parts[V + v] = reinterpret_cast<const char*>(later);
         }
-        first.count = half, second.count = dim - half;
-        for (int tile = 0; tile < s.rows.own.tiles; ++tile)
+        run.count = dim;
+        each_tile(s, &run, 1, step, [&](int tile, const auto* runs, int count, size_t step, const auto& keep) {
             with_rows<MOST>(s.rows.own.rows_of(tile), [&](auto R) {
                 Vector sums[R][V];
                 const float* queries = s.queries + size_t(tile) * dim * ROWS;
-                sum_products<R, V, 1, true>(sums, queries, ROWS, &first, 1, step, values);
-                sum_products<R, V, 1, false>(sums, queries + size_t(half) * ROWS, ROWS, &second, 1, step, keys);
+                sum_products<R, V, 1, true>(sums, queries, ROWS, runs, count, step, fetch, keep);
                 s.rows.keep(tile, range.begin, j, sums);
             });
+        });
+    }
+
+    // Calls multiply(tile, runs, count, step, keep) for each tile of rows and these runs. The first of several tiles
+    // stores what it reads as floats for the others.
+    template <int V, class Stored, class Multiply>
+    static void each_tile(const Scratch& s, const Run<Stored, V>* runs, int count, size_t step, const Multiply& multiply) {
+        int tile = 0;
+        if constexpr (sizeof(Stored) < sizeof(float) && V == 2)
+            if (s.rows.own.tiles > 1) {
+                Run<float, V> wide{{s.wide, s.wide + LANES}, 0};
+                for (int i = 0; i < count; ++i) wide.count += runs[i].count;
+                for (multiply(tile++, runs, count, step, Widen{s.wide}); tile < s.rows.own.tiles; ++tile)
+                    multiply(tile, &wide, 1, WIDTH, Nothing());
+            }
+        for (; tile < s.rows.own.tiles; ++tile) multiply(tile, runs, count, step, Nothing());
     }
 
     // As many of a block's keys as a vector has positions, in the order of the memory.
@@ -181,26 +200,29 @@ private:
                 const Number* from = value(range, j);
                 for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
             }
-        int d = 0;
-        if (s.rows.own.count <= FEW)
-            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, range, d);
-        for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, range, d);
+        for (int first = 0; first < range.count; first += VALUES) {
+            const int end = std::min(range.count, first + VALUES);
+            int d = 0;
+            if (s.rows.own.count <= FEW)
+                for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, range, first, end, d);
+            for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, range, first, end, d);
+        }
     }
 
-    // The same for V vectors of dimensions from d on.
+    // The same for the values [first, end) and V vectors of dimensions from d on.
     template <int V, int MOST>
-    void add_values(const Scratch& s, const KeyRange& range, int d) const {
+    void add_values(const Scratch& s, const KeyRange& range, int first, int end, int d) const {
         if (heads_.dim != heads_.padded_dim()) {
-            const Run<float, V> copy = run_of<V>(s.values + d, range.count);
-            return add<MOST>(s.rows, &copy, 1, d);
+            const Run<float, V> copy = run_of<V>(s.values + size_t(first) * heads_.padded_dim() + d, end - first);
+            return add<MOST>(s, &copy, 1, first, d);
         }
-        Run<Number, V> runs[KEYS];
+        Run<Number, V> runs[VALUES];
         int found = 0;
-        for (int j = 0; j < range.count; j += runs[found++].count) {
-            const int some = std::min(range.count - j, heads_.block_size - (range.begin + j) % heads_.block_size);
+        for (int j = first; j < end; j += runs[found++].count) {
+            const int some = std::min(end - j, heads_.block_size - (range.begin + j) % heads_.block_size);
             runs[found] = run_of<V>(value(range, j) + d, some);
         }
-        add<MOST>(s.rows, runs, found, d);
+        add<MOST>(s, runs, found, first, d);
     }
 
     template <int V, class Stored>
@@ -211,21 +233,26 @@ private:
         return run;
     }
 
+    // The first values of a range are added to what earlier ranges gave, times how much that shrinks.
     template <int MOST, int V, class Stored>
-    void add(const AttentionRows& rows, const Run<Stored, V>* runs, int count, int d) const {
+    void add(const Scratch& s, const Run<Stored, V>* all, int found, int first, int d) const {
         const int padded = heads_.padded_dim();
-        for (int tile = 0; tile < rows.own.tiles; ++tile)
-            with_rows<MOST>(rows.own.rows_of(tile), [&](auto R) {
-                const int row = tile * rows.own.height;
-                float* outputs = rows.outputs + size_t(row) * padded + d;
-                const float *weights = rows.scores + size_t(row) * KEYS, *shrink = rows.shrink + tile * LANES;
+        each_tile(s, all, found, padded, [&](int tile, const auto* runs, int count, size_t step, const auto& keep) {
+            with_rows<MOST>(s.rows.own.rows_of(tile), [&](auto R) {
+                const int row = tile * s.rows.own.height;
+                float* outputs = s.rows.outputs + size_t(row) * padded + d;
+                const float *weights = s.rows.scores + size_t(row) * KEYS + first, *shrink = s.rows.shrink + tile * LANES;
                 Vector sums[R][V];
                 for (int r = 0; r < R; ++r)
-                    for (int v = 0; v < V; ++v) sums[r][v] = load(outputs + size_t(r) * padded + v * LANES) * shrink[r];
-                sum_products<R, V, KEYS, false>(sums, weights, 1, runs, count, padded);
+                    for (int v = 0; v < V; ++v) {
+                        const Vector before = load(outputs + size_t(r) * padded + v * LANES);
+                        sums[r][v] = first ? before : before * shrink[r];
+                    }
+                sum_products<R, V, KEYS, false>(sums, weights, 1, runs, count, step, Nothing(), keep);
                 for (int r = 0; r < R; ++r)
                     for (int v = 0; v < V; ++v) store(outputs + size_t(r) * padded + v * LANES, sums[r][v]);
             });
+        });
     }
 
     const LayerCache<Number> cache_;

@@ -12,12 +12,11 @@
 #include "powers.h"
 #include "products.h"
 
-constexpr int KEYS = 256;   // of a tile
+constexpr int KEYS = 256;  // of a tile
 // The highest score before the first key. It is finite, so that a tile of which a query sees no key changes nothing: the
 // weights are e^(-inf - LOWEST) = 0, and earlier sums are multiplied by e^(LOWEST - LOWEST) = 1.
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
-constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
 
 // Sets the scores of some vectors to -inf, except those of the `window` keys before `end`.
 template <size_t V>

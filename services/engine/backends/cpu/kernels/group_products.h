@@ -20,6 +20,29 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const float* row
         for (int half = 0; half < 2; ++half) sums[r][half] = own[r][half];
 }
 
+// The sums of tiles [first, last) by a panel, which grow with each part of it.
+class PartialSums {
+public:
+    PartialSums(int first, int last) : first_(first) {
+        thread_local Numbers memory;
+        const size_t size = size_t(last - first) * ROWS * WIDTH;
+        if (memory.size() < size) memory.resize(size);
+        memory_ = memory.data();
+    }
+
+    // Those of R rows; zeros if they are `fresh`.
+    template <int R>
+    Vector (&of(int tile, bool fresh) const)[R][2] {
+        float* own = memory_ + size_t(tile - first_) * ROWS * WIDTH;
+        if (fresh) std::fill_n(own, R * WIDTH, 0.0f);
+        return *reinterpret_cast<Vector(*)[R][2]>(own);
+    }
+
+private:
+    const int first_;
+    float* memory_;
+};
+
 // One thread's share of a product by float32 rows; see Share.
 template <class Finish, class Expect>
 class GroupShare {
@@ -27,29 +50,31 @@ public:
     GroupShare(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish, const Expect& expect)
         : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish), expect_(expect) {}
 
-    // Tiles [first, last) by panels [begin, end). A panel is widened once for all tiles; for one tile, a piece at a time,
-    // which is still in the first-level cache when it is multiplied.
+    // Tiles [first, last) by panels [begin, end). A part of a panel at a time is widened for all tiles, and multiplied
+    // while it is in the first-level cache.
     void run(int first, int last, int begin, int end) const {
         if (tiles_.count <= IN_REGISTERS) {
             for (int panel = begin; panel < end; ++panel) multiply_few(panel);
             return;
         }
         const Groups& groups = matrix_.groups;
-        const int all = matrix_.inputs / groups.size;
-        const int piece = last - first == 1 ? std::clamp(PIECE / groups.size, 1, all) : all;
+        const int all = matrix_.inputs / groups.size, part = std::clamp(PART / groups.size, 1, all);
         thread_local Numbers memory;
-        const size_t size = size_t(piece) * groups.size * WIDTH;
+        const size_t size = size_t(part) * groups.size * WIDTH;
         if (memory.size() < size) memory.resize(size);
-        float* wide = memory.data();
-        for (int panel = begin; panel < end; ++panel) {
-            if (piece == all) widen(matrix_.groups_of(panel), wide);
-            for (int tile = first; tile < last; ++tile) multiply(tile, panel, piece, wide);
-        }
+        const PartialSums sums(first, last);
+        for (int panel = begin; panel < end; ++panel)
+            for (int group = 0; group < all; group += part) {
+                const int count = std::min(part, all - group);
+                widen(matrix_.groups_of(panel, group, count), memory.data());
+                const Run<float, 2> run{{memory.data(), memory.data() + LANES}, count * groups.size};
+                for (int tile = first; tile < last; ++tile) multiply(tile, panel, group * groups.size, run, sums);
+            }
     }
 
 private:
-    static constexpr int PIECE = 128;  // depths
-    static constexpr int IN_REGISTERS = ROWS - 2;  // rows whose sums fit beside scales and offsets
+    static constexpr int PART = 128;  // depths of a panel, which as floats fit in a first-level cache beside rows
+    static constexpr int IN_REGISTERS = FEW;
 
     void multiply_few(int panel) const {
         expect_(panel, 0, tiles_.count);
@@ -67,21 +92,15 @@ private:
                    [&]<int BITS, Coding CODING>() { widen_groups<BITS, CODING>(matrix_.groups, range, wide); });
     }
 
-    void multiply(int tile, int panel, int piece, float* wide) const {
-        const Groups& groups = matrix_.groups;
-        const int row = tile * tiles_.height, rows = tiles_.rows_of(tile), all = matrix_.inputs / groups.size;
-        expect_(panel, row, rows);
+    void multiply(int tile, int panel, int depth, const Run<float, 2>& run, const PartialSums& sums) const {
+        const int row = tile * tiles_.height, rows = tiles_.rows_of(tile);
+        const bool done = depth + run.count == matrix_.inputs;
+        if (done) expect_(panel, row, rows);
         with_rows(rows, [&](auto R) {
-            Vector sums[R][2] = {};
-            const float* numbers = packed_ + tiles_.at(row, 0, matrix_.inputs);
-            for (int group = 0; group < all; group += piece) {
-                const int count = std::min(piece, all - group);
-                if (piece < all) widen(matrix_.groups_of(panel, group, count), wide);
-                const Run<float, 2> run{{wide, wide + LANES}, count * groups.size};
-                sum_products<R, 2, 1, false>(sums, numbers, tiles_.height, &run, 1, WIDTH);
-                numbers += size_t(run.count) * tiles_.height;
-            }
-            finish_(panel, row, sums);
+            auto& own = sums.template of<R>(tile, depth == 0);
+            const float* numbers = packed_ + tiles_.at(row, depth, matrix_.inputs);
+            sum_products<R, 2, 1, false>(own, numbers, tiles_.height, &run, 1, WIDTH);
+            if (done) finish_(panel, row, own);
         });
     }
 

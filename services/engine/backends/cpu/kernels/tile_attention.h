@@ -184,5 +184,8 @@ inline void with_attention(const LayerCache<Number>& cache, const Work& work) {
         work(Attention<Number>(cache));
 }
 
-// The most rows of a span: tokens times the heads that share a key head. Three tiles of either kind.
-inline int span_height(const Heads& heads, CacheKind kind) { return by_tiles(heads, kind) ? 48 : HEIGHT; }
+// The most rows of a span: tokens times the heads that share a key head. The more rows, the less often keys and values
+// are widened; their scores must fit in a second-level cache.
+inline int span_height(const Heads& heads, CacheKind kind) {
+    return by_tiles(heads, kind) ? 48 : kind == INT8_CACHE ? 42 : 84;
+}

@@ -132,7 +132,9 @@ def test_biases_beside_codes_are_rounded_as_others(tiny_model: Callable[[str], P
         assert torch.equal(coded.bias, widened.bias)
 
 
-@pytest.mark.parametrize(("family", "coded"), [("llama", False), ("llama", True), ("gpt_oss", False)])
+@pytest.mark.parametrize(
+    ("family", "coded"), [pytest.param("llama", False, marks=pytest.mark.full), ("llama", True), ("gpt_oss", False)]
+)
 def test_a_decoder_in_memory_that_outlives_its_process(
     family: str, coded: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +171,9 @@ def test_a_decoder_in_memory_that_outlives_its_process(
     assert torch.equal(contents.cache.keys[0], kept.cache.keys[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", *(pytest.param(other, marks=pytest.mark.full) for other in ("llama", "gemma4_text"))]
+)
 def test_bits_depend_on_the_request_alone(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
     engine = make_engine(tiny_model(family), 16)

@@ -291,7 +291,12 @@ def test_draws(vocab: int, made: list[Any], tmp_path: Path) -> None:
 
 
 # instructions that multiply matrices, by compute capability
-MATRIX = {80: "HMMA.16816.F32", 89: "HMMA.16816.F32", 90: "HGMMA.64x", 100: "UTCHMMA"}
+MATRIX = {
+    80: "mma.sync.aligned.m16n8k16",
+    89: "mma.sync.aligned.m16n8k16",
+    90: "wgmma.mma_async.sync.aligned.m64",
+    100: "tcgen05.mma",
+}
 REGISTERS = {80: 255, 89: 255, 90: 216, 100: 240}  # the most of a thread
 SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
 
@@ -303,8 +308,8 @@ def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[produc
         made.clear()
         product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bf16(6144)), torch.bfloat16, tile)
         used = usage(made[0], tmp_path) | {"SHARED": made[0].metadata.shared}
-        sass = subprocess.run([TOOLS / "cuobjdump", "-sass", tmp_path / "kernel.cubin"], capture_output=True, text=True)
-        found.append((tile, used, set(re.findall(r"\b(?:HG|H|UTCH)MMA[\w.]*", sass.stdout))))
+        instructions = re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*", made[0].asm["ptx"])
+        found.append((tile, used, set(instructions)))
         print(f"sm_{capability} {tile}: {used} {found[-1][2]}")
     return found
 
