@@ -130,8 +130,8 @@ def _serve_parser(shown: Collection[str]) -> Parser:
     """A parser with a flag for each setting, grouped by section. Its help describes the settings `shown`."""
     parser = Parser("orca serve", SERVE_DESCRIPTION, VLLM_FLAGS, add_help=False)
     parser.usage = "orca serve [MODEL ...] [--config FILE] [--SETTING VALUE ...]"
-    parser.epilog = "docs/settings.md lists the flags of vLLM that are understood and those that\nare refused."
-    parser.add_argument("MODEL", nargs="*", help="the same as --model; several: the same as --models")
+    parser.epilog = "docs/settings.md lists the flags of vLLM that are understood or refused."
+    parser.add_argument("MODEL", nargs="*", help="one, as --model, or several, as --models")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, .toml, .yaml or .yml")
     parser.add_argument(
         "-h",

@@ -171,7 +171,7 @@ class GatewayProcess:
             adapted = await gateway.adapters.named_by(name, caller, earlier)
             if adapted.adapter:
                 return self._taking(gateway, name, earlier), adapted
-        served = ", ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
+        served = " or ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 

@@ -34,7 +34,9 @@ class Served(Stack):
 
     def __init__(self, redis_url: str, folder: Path, settings: Settings) -> None:
         super().__init__(redis_url, f"computed-{secrets.token_hex(4)}", folder, settings)
-        own = EngineSettings("cpu", "float32", kv_blocks=200, threads=1, adapters=settings.files_folder, max_loras=2)
+        own = EngineSettings(
+            "cpu", "float32", kv_blocks=200, threads=1, adapters=settings.files_folder, adapter_bytes=1
+        )
         self.real = Engine.load(folder, own)
         self.figures = self.real.figures
 

@@ -111,7 +111,7 @@ def test_the_model_of_a_request_is_the_one_that_it_names(engines: list[Stack], h
 def test_an_unknown_model_is_not_found(http: httpx.Client) -> None:
     error = error_of(http.post("/v1/completions", json={"prompt": "a", "model": "gamma"}))
     assert error["code"] == "model_not_found"
-    assert error["message"] == "The model 'gamma' does not exist; this server serves 'alpha', 'first', 'beta'."
+    assert error["message"] == "The model 'gamma' does not exist; this server serves 'alpha' or 'first' or 'beta'."
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "model": "gamma"}
     assert http.post("/v1/messages", json=body | {"max_tokens": 1}).status_code == 404
     for path in ("/v1/chat/completions", "/v1/messages/count_tokens"):

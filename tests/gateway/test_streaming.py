@@ -68,7 +68,7 @@ def test_comments_before_the_first_token(lonely: Stack) -> None:
         ({"ready": 0}, b"no engine is ready"),
         (
             {"ready": 1, "sleep": 2, "waking_seconds": 3},
-            b"the model was cold and wakes up, which took 3.0 s the last time",
+            b"the model was cold and wakes up, which took 3.0 s last time",
         ),
     ],
 )

@@ -92,6 +92,7 @@ def _claim(sampling: bytes) -> list[Any]:
         choice=0,
         max_new_tokens=5,
         trace=b"",
+        remember=0,
         before=[],
     )
 

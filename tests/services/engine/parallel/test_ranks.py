@@ -261,7 +261,7 @@ def test_each_stage_has_an_iteration_of_its_own(
 
 def _guess(answers: dict[tuple[int, ...], list[int]], drafting: Drafting, most: int) -> list[int]:
     """The next tokens of the answer, the third of which is wrong."""
-    rest = answers[tuple(drafting._prompt)][len(drafting._output) :][:most]
+    rest = answers[tuple(drafting._text._prompt)][len(drafting._output) :][:most]
     return [*rest[:2], *(token + 1 for token in rest[2:3])]
 
 

@@ -11,7 +11,7 @@ from driver import Driver
 from family_check import make_jobs
 from folders import quantize_folder
 from peft_adapters import generate
-from test_adapters import FLOAT32, A, B, two_adapters, with_adapters
+from test_engine_adapters import FLOAT32, A, B, two_adapters, with_adapters
 from written import WRITERS
 
 from services.engine.backends.cpu.decoder import CpuDecoder
