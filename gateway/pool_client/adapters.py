@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from services.settings.settings import Settings
 
 KEPT = 3600.0  # seconds: far longer than a gateway takes from the look at the registry to the submission
 PERIOD = 600.0  # seconds between looks for the files of adapters that nobody names
-RETRY = 0.5  # seconds, while the pool is unavailable
+RETRY = 0.5  # seconds, while the pool is unavailable, or files are being removed
 LONGEST_NAME = 200  # characters
 UNLOADED = "unloaded"  # in place of the digest of a request that is only continued
 
@@ -101,7 +101,7 @@ class Adapters:
                 raise ApiError(Kind.INVALID, text, "lora_name")
 
         check(await self._read())
-        async with _Held(self._files):
+        async with held(self._files):
             try:
                 digest = await self._store(source, below)
             except (ValueError, ModelError) as error:
@@ -176,7 +176,7 @@ class Adapters:
 
     async def _announce(self, modules: Sequence[LoraModule]) -> None:
         """Load what has changed in the configuration since it was read last; the rest stays as routes have left it."""
-        async with _Held(self._files):
+        async with held(self._files):
             before = (await self._read()).configured
             found: dict[str, Adapter] = {}
             for module in modules:
@@ -192,7 +192,8 @@ class Adapters:
             def apply(registry: Registry) -> Registry:
                 adapters, configured = dict(registry.adapters), dict(registry.configured)
                 for name in configured.keys() - {module.name for module in modules}:
-                    if name in adapters and _configured(adapters[name]) == configured.pop(name):
+                    said = configured.pop(name)
+                    if name in adapters and _configured(adapters[name]) == said:
                         del adapters[name]
                 for name, adapter in found.items():
                     if configured.get(name) != _configured(adapter):
@@ -237,8 +238,10 @@ class Adapters:
     async def _store(self, source: Path, below: Path | None) -> str:
         """Copy and check the adapter in `source`. Returns its digest. Raises ValueError, ModelError, OSError;
         PoolUnavailable."""
-        most, revision = self._settings.constants.max_adapter_bytes, self._model.info.revision
-        draft, digest = await asyncio.to_thread(store.draft_of, source, self._files, revision, most, below)
+        most = self._settings.constants.max_adapter_bytes
+        # the same files in another pool are others: each pool removes its own
+        model = f"{self._shards[0].pool.name} {self._model.info.revision}"
+        draft, digest = await asyncio.to_thread(store.draft_of, source, self._files, model, most, below)
         try:
             await asyncio.to_thread(self._check, draft, source)
             # if this process dies now, it is known that nobody names the files
@@ -287,17 +290,18 @@ class Adapters:
             raise ApiError(Kind.INVALID, f"'{name}' is the model itself; an adapter needs another name.", "lora_name")
 
 
-class _Held:
-    """`async with` the lock of the adapters' folder, in common with others who load."""
-
-    def __init__(self, files: Path) -> None:
-        self._lock = store.locked(files)
-
-    async def __aenter__(self) -> None:
-        await asyncio.to_thread(self._lock.__enter__)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.__exit__(None, None, None)
+@contextlib.asynccontextmanager
+async def held(files: Path) -> AsyncIterator[None]:
+    """Hold the lock of the adapters' folder, in common with others who load. No thread waits for it: who holds it
+    alone may need one."""
+    with contextlib.ExitStack() as lock:
+        while True:
+            try:
+                await asyncio.to_thread(lock.enter_context, store.locked(files))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(RETRY)
+        yield
 
 
 def _configured(adapter: Adapter) -> str:

@@ -32,17 +32,17 @@ def folder_of(files: Path, digest: str) -> Path:
 
 @contextlib.contextmanager
 def locked(files: Path, alone: bool = False) -> Iterator[None]:
-    """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held `alone` at once."""
+    """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held at once."""
     folder = files / "adapters"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
 
 
 def draft_of(source: Path, files: Path, model: str, most: int, below: Path | None = None) -> tuple[Path, str]:
-    """Return a copy of the adapter in `source`, and its digest: that of the revision of the model which it is for, and
-    of its content. The caller keeps or discards the copy.
+    """Return a copy of the adapter in `source`, and its digest: that of `model`, which names the pool and the
+    revision of the model, and of its content. The caller keeps or discards the copy.
 
     What is missing is missing in the copy. Raises OSError, and ValueError with a sentence for a file that is none, or
     more than `most` bytes of all, or a link that leads out of `below`.
@@ -102,8 +102,8 @@ def remove_stale(files: Path, seconds: float = STALE) -> None:
 
 def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
     """Copy a file durably. Returns its bytes."""
-    number = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
-    with open(number, "rb") as read, target.open("xb") as written:
+    with open(source, "rb", opener=_open) as read, target.open("xb") as written:
+        number = read.fileno()
         real = Path(os.readlink(f"/proc/self/fd/{number}"))  # of the open file, which no link can change any more
         if below is not None and not real.is_relative_to(below):
             raise ValueError(f"{source.name} is a link that leads out of {below}")
@@ -118,6 +118,10 @@ def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
         written.flush()
         os.fsync(written.fileno())
     return size
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would block
 
 
 def _sync(folder: Path) -> None:

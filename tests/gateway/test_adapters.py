@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -23,10 +24,11 @@ from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
 from cli import status
+from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
-from services.adapters.store import folder_of
+from services.adapters.store import folder_of, locked
 from services.metrics.declared import LORA
 from services.models.linears import load_linears
 from services.settings.constants import Constants
@@ -339,12 +341,43 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
+def test_each_pool_has_files_of_its_own(
+    stack: Stack, http: httpx.Client, redis_url: str, folder: Path, settings: Settings
+) -> None:
+    with (
+        Stack(redis_url, f"beside-{secrets.token_hex(4)}", folder, settings) as beside,
+        httpx.Client(base_url=beside.url, timeout=20) as client,
+    ):
+        ready(beside)
+        for each in (http, client):
+            assert load(each, "sql", "one").is_success
+        digest = registry(beside).adapters["sql"].digest
+        unload(http, "sql")
+        stack.call(stack.app.state.gateway.first.adapters.clean(0.0))
+        assert folder_of(settings.files_folder, digest).exists()
+
+
+def test_loads_that_wait_for_the_lock_hold_no_thread(tmp_path: Path) -> None:
+    async def load() -> None:
+        async with held(tmp_path):
+            pass
+
+    async def scenario() -> None:
+        with locked(tmp_path, alone=True):
+            loads = [asyncio.create_task(load()) for _ in range(64)]  # more than there are threads
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(str), 60)
+        await asyncio.gather(*loads)
+
+    asyncio.run(scenario())
+
+
 def test_the_configuration_s_adapters(
     redis_url: str, folder: Path, settings: Settings, sources: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = f"modules-{secrets.token_hex(4)}"
 
-    def names(*modules: str, change: tuple[str, ...] = ()) -> dict[str, str]:
+    def names(*modules: str, change: tuple[str, ...] = (), drop: tuple[str, ...] = ()) -> dict[str, str]:
         own = settings.model_copy(
             update={"lora_modules": Settings(enable_lora=True, lora_modules=modules).lora_modules}
         )
@@ -352,6 +385,8 @@ def test_the_configuration_s_adapters(
             ready(stack)
             for name in change:
                 assert load(client, name, "four", load_inplace=True).is_success
+            for name in drop:
+                assert unload(client, name).is_success
             return {name: Path(one.path).name for name, one in registry(stack).adapters.items()}
 
     one, two, gone = (f"{name}={sources / name}" for name in ("one", "two", "gone"))
@@ -360,6 +395,9 @@ def test_the_configuration_s_adapters(
     assert names(one, two) == {"one": "four", "two": "two", "own": "four"}  # unchanged: the routes' changes hold
     assert names(two) == {"one": "four", "two": "two", "own": "four"}
     assert names(gone, f"tiny={sources / 'one'}") == {"one": "four", "own": "four"}
+    assert names(one, two, drop=("two",)) == {"one": "one", "own": "four"}
+    assert names(one) == {"one": "one", "own": "four"}
+    assert names(one, two)["two"] == "two"  # it has left the list and is new in it
     said = " ".join(caplog.messages)
     assert "lora_modules: gone cannot be loaded" in said
     assert "is the model itself" in said
