@@ -22,6 +22,7 @@ from services.adapters.peft import CONFIG, PICKLES, WEIGHTS
 
 STALE = 86_400.0  # seconds after which a draft is that of a killed process
 PART = 1 << 20  # bytes that are copied at once
+MOST_CONFIG = 1 << 20  # bytes of a config: parsing it stops all else that a gateway does
 _DRAFT = ".draft-"
 
 
@@ -45,7 +46,7 @@ def draft_of(source: Path, files: Path, model: str, most: int, below: Path | Non
     revision of the model, and of its content. The caller keeps or discards the copy.
 
     What is missing is missing in the copy. Raises OSError, and ValueError with a sentence for a file that is none, or
-    more than `most` bytes of all, or a link that leads out of `below`.
+    more than `most` bytes of all, a config of more than MOST_CONFIG, or a link that leads out of `below`.
     """
     draft = files / "adapters" / f"{_DRAFT}{secrets.token_hex(8)}"
     draft.mkdir(parents=True)
@@ -53,7 +54,8 @@ def draft_of(source: Path, files: Path, model: str, most: int, below: Path | Non
         digest, left = hashlib.sha256(model.encode()), most
         for name in (CONFIG, WEIGHTS):
             with contextlib.suppress(FileNotFoundError):
-                left -= _copy(source / name, draft / name, left, below)
+                most = min(left, MOST_CONFIG) if name == CONFIG else left
+                left -= _copy(source / name, draft / name, most, below)
                 with (draft / name).open("rb") as copied:
                     digest.update(name.encode() + hashlib.file_digest(copied, "sha256").digest())
         for name in PICKLES:  # the check says what they are
