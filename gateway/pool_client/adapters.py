@@ -25,6 +25,7 @@ from services.adapters.registry import Adapter, Registry
 from services.errors import ModelError, PoolUnavailable
 from services.files import DISK_FULL
 from services.models.linears import LinearShape, load_linears
+from services.pool.shards import in_shard
 from services.settings.adapters import LoraModule
 from services.settings.settings import Settings
 
@@ -67,8 +68,8 @@ class Adapters:
 
     async def named_by(self, name: str, caller: Caller, earlier: str = "") -> Caller:
         """The caller with the adapter of this name, if there is one that its tenant can name. An adapter may have been
-        unloaded since the request was accepted; `earlier`: the id that it then has. Raises PoolUnavailable; ApiError
-        while the adapters of the settings are being loaded."""
+        unloaded since the request was accepted; `earlier`: the id that it then has, in any shard of any model. Raises
+        PoolUnavailable; ApiError while the adapters of the settings are being loaded."""
         if not self._settings.enable_lora:
             return caller
         found = (await self._read()).adapters.get(name)
@@ -78,7 +79,8 @@ class Adapters:
             raise ApiError(Kind.NO_ENGINE, "The adapters of this server are being loaded; try again later.", "model")
         key = caller.idempotency_key
         if key or earlier:
-            known = await asyncio.gather(*(shard.pool.knows(earlier, caller.tenant, key) for shard in self._shards))
+            ids = [(s, id) for s in self._shards for id in {earlier, in_shard(earlier, s.number, self._settings.tag)}]
+            known = await asyncio.gather(*(shard.pool.knows(id, caller.tenant, key) for shard, id in ids))
             if any(known):
                 return replace(caller, adapter=Adapter(name, UNLOADED, "", 0.0))
         return caller

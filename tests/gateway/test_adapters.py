@@ -25,6 +25,7 @@ from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
 from cli import status
+from gateway.http.headers import Caller
 from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
@@ -32,6 +33,7 @@ from services.adapters.registry import Registry
 from services.adapters.store import folder_of, locked
 from services.metrics.declared import LORA
 from services.models.linears import load_linears
+from services.pool.shards import in_shard
 from services.settings.constants import Constants
 from services.settings.settings import Settings
 
@@ -218,6 +220,16 @@ def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http
     load(http, "sql", "two")  # of the same name: the key still names the request that had the former one
     assert read(http.post("/v1/chat/completions", json=body, headers=ALICE | key))[-2].id == stream[-2].id
     assert len(stack.engine.asked) == asked
+
+
+def test_a_line_is_found_in_the_shard_and_model_that_it_was_accepted_in(stack: Stack, http: httpx.Client) -> None:
+    load(http, "sql", "one")
+    accepted = chat(http, "sql").json()["id"]
+    unload(http, "sql")
+    adapters, caller = stack.app.state.gateway.first.adapters, Caller("alice")
+    for earlier in (accepted, in_shard(accepted, 2, "abcdef")):  # a batch of another model has other ids
+        assert stack.call(adapters.named_by("sql", caller, earlier)).adapter
+    assert stack.call(adapters.named_by("sql", caller, accepted[:-1])).adapter is None
 
 
 def test_who_sees_an_adapter_is_said_when_it_is_loaded(http: httpx.Client) -> None:
