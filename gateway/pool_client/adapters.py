@@ -150,7 +150,10 @@ class Adapters:
                 await asyncio.sleep(RETRY)
         while True:
             with contextlib.suppress(PoolUnavailable):
-                await self.clean()
+                try:
+                    await self.clean()
+                except OSError as error:
+                    log.error("files of adapters that nobody names cannot be removed: %s", error)
             await asyncio.sleep(PERIOD)
 
     async def clean(self, kept: float = KEPT) -> None:

@@ -354,6 +354,24 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
+def test_files_that_cannot_be_removed_are_looked_at_again_later(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        failed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def fail(files: Path) -> None:
+            loop.call_soon_threadsafe(failed.set)
+            raise PermissionError("denied")
+
+        monkeypatch.setattr("services.adapters.store.remove_stale", fail)
+        running = asyncio.create_task(stack.app.state.gateway.first.adapters.run())
+        await failed.wait()
+        ended, _ = await asyncio.wait({running}, timeout=0.2)
+        running.cancel()
+        assert not ended
+
+    stack.call(scenario())
+
+
 def test_each_pool_has_files_of_its_own(
     stack: Stack, http: httpx.Client, redis_url: str, folder: Path, settings: Settings
 ) -> None:
