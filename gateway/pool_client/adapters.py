@@ -139,7 +139,7 @@ class Adapters:
         log.info("the adapter %s is unloaded", name)
 
     async def run(self) -> None:
-        """Load the adapters of the settings, then remove files that nobody names, until cancelled."""
+        """Load the adapters of the settings, then `tend` them, until cancelled."""
         if not self._settings.enable_lora:
             return
         while not self.announced:
@@ -150,11 +150,19 @@ class Adapters:
                 await asyncio.sleep(RETRY)
         while True:
             with contextlib.suppress(PoolUnavailable):
-                try:
-                    await self.clean()
-                except OSError as error:
-                    log.error("files of adapters that nobody names cannot be removed: %s", error)
+                await self.tend()
             await asyncio.sleep(PERIOD)
+
+    async def tend(self) -> None:
+        """Restore what pools have lost: the registry of a shard from the others', or the adapters of the settings. Then
+        `clean`. Raises PoolUnavailable."""
+        try:
+            await self._change(lambda registry: registry)
+            if self._settings.lora_modules and not (await self._read()).version:
+                await self._announce(self._settings.lora_modules)
+            await self.clean()
+        except OSError as error:
+            log.error("the adapters' files cannot be read or removed: %s", error)
 
     async def clean(self, kept: float = KEPT) -> None:
         """Remove the files of adapters that have had no name for `kept` seconds and that no open request names. Raises

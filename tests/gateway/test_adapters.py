@@ -354,6 +354,18 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
+def test_the_configuration_s_adapters_are_loaded_again_into_a_pool_that_lost_its_data(
+    redis_url: str, folder: Path, settings: Settings, sources: Path
+) -> None:
+    modules = Settings(enable_lora=True, lora_modules=(f"one={sources / 'one'}",)).lora_modules
+    own = settings.model_copy(update={"lora_modules": modules})
+    with Stack(redis_url, f"lost-{secrets.token_hex(4)}", folder, own) as stack:
+        ready(stack)
+        stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
+        stack.call(stack.app.state.gateway.first.adapters.tend())
+        assert registry(stack).adapters.keys() == {"one"}
+
+
 def test_files_that_cannot_be_removed_are_looked_at_again_later(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         failed, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -474,6 +486,10 @@ def test_each_shard_has_the_registry(
             with stack.second() as later:  # as after a shard was added
                 ready(later)
             assert stack.call(empty.adapters()) == held[0]
+            first = stack.pools[0]
+            stack.call(first._server.command("DEL", f"{first._prefix}adapters"))
+            stack.call(stack.app.state.gateway.first.adapters.tend())
+            assert stack.call(first.adapters()) == held[0]
             server.call(server.server.stop())
             assert chat(client, "sql").is_success
             assert unload(client, "sql").status_code == 503
