@@ -137,7 +137,7 @@ async def metrics(request: Request) -> Response:
 def _page(
     gateway: Gateway,
     found: dict[int, Overview | None] | PoolUnavailable,
-    names: dict[str, str] | PoolUnavailable | None,
+    names: dict[str, list[str]] | PoolUnavailable | None,
 ) -> ModelPage:
     """What /metrics shows of a model whose pools gave these answers."""
     if isinstance(found, PoolUnavailable):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +56,14 @@ class Adapters:
         """Whether there is an adapter of this name. Raises PoolUnavailable."""
         return name in (await self._read()).adapters
 
-    async def by_digest(self) -> dict[str, str] | None:
+    async def by_digest(self) -> dict[str, list[str]] | None:
         """The names of all adapters by their digests; None if there can be none. Raises PoolUnavailable."""
         if not self._settings.enable_lora:
             return None
-        return {each.digest: name for name, each in (await self._read()).adapters.items()}
+        names = defaultdict[str, list[str]](list)
+        for name, each in (await self._read()).adapters.items():
+            names[each.digest].append(name)
+        return names
 
     async def visible(self, tenant: str) -> list[Adapter]:
         """The adapters that the tenant can name, by name. Raises PoolUnavailable."""

@@ -189,19 +189,20 @@ def test_a_replaced_adapter_stays_with_the_requests_that_have_it(
 def test_metrics_and_status_name_adapters(stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
     load(http, "sql", "one")
     load(http, "idle", "two")
+    load(http, "same", "one")  # as sql
     body = CHAT | {"model": "sql", "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "SLOW"}]}
 
     def names() -> tuple[str, str]:
         families = text_string_to_metric_families(http.get("/metrics").text)
         [labels] = [sample.labels for one in families for sample in one.samples if sample.name == LORA]
-        assert labels["max_lora"] == "2"
+        assert labels["max_lora"] == "3"
         return labels["running_lora_adapters"], labels["waiting_lora_adapters"]
 
     with http.stream("POST", "/v1/chat/completions", json=body, headers=ALICE):
-        wait_until(lambda: names() == ("sql", ""))
+        wait_until(lambda: names() == ("same,sql", ""))
     wait_until(lambda: names() == ("", ""))
     status.run(["--url", stack.url, "--api-key", "alice"])
-    assert "adapters: idle, sql" in capsys.readouterr().out
+    assert "adapters: idle, same, sql" in capsys.readouterr().out
 
 
 def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http: httpx.Client) -> None:
