@@ -182,10 +182,15 @@ class GatewayProcess:
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
         return gateway
 
-    def check_name(self, adapter: str) -> None:
-        """Raises ApiError if a model has the name of this adapter."""
+    async def check_name(self, adapter: str, own: Gateway) -> None:
+        """Raises ApiError if a model, or an adapter of another model than `own`, has the name of this adapter; and
+        PoolUnavailable."""
         if any(adapter in gateway.model.names for gateway in self.all):
             raise ApiError(Kind.INVALID, f"'{adapter}' is a model's name; an adapter needs another one.", "lora_name")
+        for gateway in self.all:
+            if gateway is not own and await gateway.adapters.has(adapter):
+                text = f"'{adapter}' is an adapter of the model '{gateway.model.name}'; unload it first."
+                raise ApiError(Kind.INVALID, text, "lora_name")
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
@@ -268,6 +273,9 @@ class GatewayProcess:
             made = await asyncio.to_thread(source.load, self.settings.of_model(own))
             known = [_named(each.model, each.shards.all[0].pool) for each in self.all]
             check_names([*known, _named(made.model, made.pools[0].pool)])
+            for name in made.model.names:
+                if any([await gateway.adapters.has(name) for gateway in self.all]):
+                    raise ValueError(f"{name!r} is an adapter's name; unload it, or choose another served_model_name")
             await source.add(own)
         except (ModelError, SettingsError, ValueError) as error:
             raise ApiError(Kind.INVALID, f"The model cannot be served: {error}", "model") from None

@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from services.adapters.registry import Adapter, Registry
 from services.errors import ModelError, PoolUnavailable
 from services.files import DISK_FULL
 from services.models.linears import LinearShape, load_linears
+from services.pool.shards import in_shard
 from services.settings.adapters import LoraModule
 from services.settings.settings import Settings
 
 KEPT = 3600.0  # seconds: far longer than a gateway takes from the look at the registry to the submission
 PERIOD = 600.0  # seconds between looks for the files of adapters that nobody names
-RETRY = 0.5  # seconds, while the pool is unavailable
+RETRY = 0.5  # seconds, while the pool is unavailable, or files are being removed
 LONGEST_NAME = 200  # characters
 UNLOADED = "unloaded"  # in place of the digest of a request that is only continued
 
@@ -54,11 +56,14 @@ class Adapters:
         """Whether there is an adapter of this name. Raises PoolUnavailable."""
         return name in (await self._read()).adapters
 
-    async def by_digest(self) -> dict[str, str] | None:
+    async def by_digest(self) -> dict[str, list[str]] | None:
         """The names of all adapters by their digests; None if there can be none. Raises PoolUnavailable."""
         if not self._settings.enable_lora:
             return None
-        return {each.digest: name for name, each in (await self._read()).adapters.items()}
+        names = defaultdict[str, list[str]](list)
+        for name, each in (await self._read()).adapters.items():
+            names[each.digest].append(name)
+        return names
 
     async def visible(self, tenant: str) -> list[Adapter]:
         """The adapters that the tenant can name, by name. Raises PoolUnavailable."""
@@ -67,8 +72,8 @@ class Adapters:
 
     async def named_by(self, name: str, caller: Caller, earlier: str = "") -> Caller:
         """The caller with the adapter of this name, if there is one that its tenant can name. An adapter may have been
-        unloaded since the request was accepted; `earlier`: the id that it then has. Raises PoolUnavailable; ApiError
-        while the adapters of the settings are being loaded."""
+        unloaded since the request was accepted; `earlier`: the id that it then has, in any shard of any model. Raises
+        PoolUnavailable; ApiError while the adapters of the settings are being loaded."""
         if not self._settings.enable_lora:
             return caller
         found = (await self._read()).adapters.get(name)
@@ -78,7 +83,8 @@ class Adapters:
             raise ApiError(Kind.NO_ENGINE, "The adapters of this server are being loaded; try again later.", "model")
         key = caller.idempotency_key
         if key or earlier:
-            known = await asyncio.gather(*(shard.pool.knows(earlier, caller.tenant, key) for shard in self._shards))
+            ids = [(s, id) for s in self._shards for id in {earlier, in_shard(earlier, s.number, self._settings.tag)}]
+            known = await asyncio.gather(*(shard.pool.knows(id, caller.tenant, key) for shard, id in ids))
             if any(known):
                 return replace(caller, adapter=Adapter(name, UNLOADED, "", 0.0))
         return caller
@@ -101,7 +107,7 @@ class Adapters:
                 raise ApiError(Kind.INVALID, text, "lora_name")
 
         check(await self._read())
-        async with _Held(self._files):
+        async with held(self._files):
             try:
                 digest = await self._store(source, below)
             except (ValueError, ModelError) as error:
@@ -137,7 +143,7 @@ class Adapters:
         log.info("the adapter %s is unloaded", name)
 
     async def run(self) -> None:
-        """Load the adapters of the settings, then remove files that nobody names, until cancelled."""
+        """Load the adapters of the settings, then `tend` them, until cancelled."""
         if not self._settings.enable_lora:
             return
         while not self.announced:
@@ -148,8 +154,19 @@ class Adapters:
                 await asyncio.sleep(RETRY)
         while True:
             with contextlib.suppress(PoolUnavailable):
-                await self.clean()
+                await self.tend()
             await asyncio.sleep(PERIOD)
+
+    async def tend(self) -> None:
+        """Restore what pools have lost: the registry of a shard from the others', or the adapters of the settings. Then
+        `clean`. Raises PoolUnavailable."""
+        try:
+            await self._change(lambda registry: registry)
+            if self._settings.lora_modules and not (await self._read()).version:
+                await self._announce(self._settings.lora_modules)
+            await self.clean()
+        except OSError as error:
+            log.error("the adapters' files cannot be read or removed: %s", error)
 
     async def clean(self, kept: float = KEPT) -> None:
         """Remove the files of adapters that have had no name for `kept` seconds and that no open request names. Raises
@@ -176,7 +193,7 @@ class Adapters:
 
     async def _announce(self, modules: Sequence[LoraModule]) -> None:
         """Load what has changed in the configuration since it was read last; the rest stays as routes have left it."""
-        async with _Held(self._files):
+        async with held(self._files):
             before = (await self._read()).configured
             found: dict[str, Adapter] = {}
             for module in modules:
@@ -192,7 +209,8 @@ class Adapters:
             def apply(registry: Registry) -> Registry:
                 adapters, configured = dict(registry.adapters), dict(registry.configured)
                 for name in configured.keys() - {module.name for module in modules}:
-                    if name in adapters and _configured(adapters[name]) == configured.pop(name):
+                    said = configured.pop(name)
+                    if name in adapters and _configured(adapters[name]) == said:
                         del adapters[name]
                 for name, adapter in found.items():
                     if configured.get(name) != _configured(adapter):
@@ -237,8 +255,10 @@ class Adapters:
     async def _store(self, source: Path, below: Path | None) -> str:
         """Copy and check the adapter in `source`. Returns its digest. Raises ValueError, ModelError, OSError;
         PoolUnavailable."""
-        most, revision = self._settings.constants.max_adapter_bytes, self._model.info.revision
-        draft, digest = await asyncio.to_thread(store.draft_of, source, self._files, revision, most, below)
+        most = self._settings.constants.max_adapter_bytes
+        # the same files in another pool are others: each pool removes its own
+        model = f"{self._shards[0].pool.name} {self._model.info.revision}"
+        draft, digest = await asyncio.to_thread(store.draft_of, source, self._files, model, most, below)
         try:
             await asyncio.to_thread(self._check, draft, source)
             # if this process dies now, it is known that nobody names the files
@@ -287,17 +307,18 @@ class Adapters:
             raise ApiError(Kind.INVALID, f"'{name}' is the model itself; an adapter needs another name.", "lora_name")
 
 
-class _Held:
-    """`async with` the lock of the adapters' folder, in common with others who load."""
-
-    def __init__(self, files: Path) -> None:
-        self._lock = store.locked(files)
-
-    async def __aenter__(self) -> None:
-        await asyncio.to_thread(self._lock.__enter__)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.__exit__(None, None, None)
+@contextlib.asynccontextmanager
+async def held(files: Path) -> AsyncIterator[None]:
+    """Hold the lock of the adapters' folder, in common with others who load. No thread waits for it: who holds it
+    alone may need one."""
+    with contextlib.ExitStack() as lock:
+        while True:
+            try:
+                await asyncio.to_thread(lock.enter_context, store.locked(files))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(RETRY)
+        yield
 
 
 def _configured(adapter: Adapter) -> str:

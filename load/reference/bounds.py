@@ -164,12 +164,16 @@ class BoundRules(GroupRules):
         rate, running = self._rates[group.tenant], self._running(group.tenant)
         wait = rate.expected_wait(len(waiting), running, now, self._resumed)
         if waiting and not waiting[0].charged and not rate.known(running):
-            wait = max(wait, now - max(waiting[0].group.arrival, self._slept))
+            wait = max(wait, now - self._waits_since(waiting[0].group))
         return Refusal("queue_wait", True, ceil(wait), 0, ceil(most)) if wait > most else None
 
     def _longest_wait(self, tenant: str) -> float:
         """Seconds that a request of the tenant may be expected to wait."""
         return min(self.limits.max_queue_wait, self._rates[tenant].patience)
+
+    def _waits_since(self, group: Group) -> float:
+        """Since when the group waits for its turn: time in which all engines slept does not count."""
+        return max(group.arrival, self._slept)
 
     def _learn(self, sequence: Sequence) -> None:
         """Learn how long clients wait from a sequence that its seat is about to end.
@@ -182,7 +186,7 @@ class BoundRules(GroupRules):
         if not self.limits.max_queue_wait or not group.stream or group.resumable:
             return
         most = self._longest_wait(group.tenant)
-        waited, stayed = sequence.claimed - group.arrival, self._now - group.arrival
+        waited, stayed = max(0.0, sequence.claimed - self._waits_since(group)), self._now - group.arrival
         if not sequence.cancelled:
             rate.patience = most + REGAIN * waited
         elif waited >= max(LEAST_WAIT, WAIT_SHARE * stayed):
@@ -195,7 +199,7 @@ class BoundRules(GroupRules):
         if not group.stream or sequence.charged or sequence.late:
             return False
         most = self._longest_wait(group.tenant)
-        return most < self.limits.max_queue_wait and self._now - group.arrival > most
+        return most < self.limits.max_queue_wait and self._now - self._waits_since(group) > most
 
     def _bytes(self, tenant: str | None = None) -> int:
         return sum(group.bytes for group in self._groups.values() if tenant in (None, group.tenant))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 from safetensors import SafetensorError, deserialize
 
 from services.errors import ModelError
@@ -21,8 +23,10 @@ from services.models.weights_files import text_name
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 MOST_RANK = 256
+SECONDS = 2.0  # that the patterns of a config may take when it is checked
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
+Matches = Callable[[str, str], "regex.Match[str] | None"]
 
 _ROOT = "base_model.model."  # begins PEFT's names
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -52,6 +56,7 @@ _KINDS = {
     "use_qalora": "QALoRA",
 }
 _OWN_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initial values for which the base's weights are changed
+_LARGEST = float(np.finfo(np.float32).max)
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -77,7 +82,7 @@ class LowRank:
 def check(folder: Path, linears: Mapping[str, LinearShape], most_rank: int = MOST_RANK) -> AdapterSpec:
     """What the adapter in `folder` is, for a model with these linear layers (see `load_linears`). Raises ValueError
     with a sentence for one that is broken, made for another model, or of a kind that is not served."""
-    parts = read(folder, linears, most_rank)
+    parts = read(folder, linears, most_rank, SECONDS)
     return AdapterSpec(
         rank=max(len(part.a) for part in parts.values()),
         bytes=sum(part.a.nbytes + part.b.nbytes for part in parts.values()),
@@ -85,18 +90,22 @@ def check(folder: Path, linears: Mapping[str, LinearShape], most_rank: int = MOS
     )
 
 
-def read(folder: Path, linears: Mapping[str, LinearShape], most_rank: int = MOST_RANK) -> dict[str, LowRank]:
-    """The parts of the adapter in `folder`, by the names of the model's linear layers. Raises ValueError; see
-    `check`."""
+def read(
+    folder: Path, linears: Mapping[str, LinearShape], most_rank: int = MOST_RANK, seconds: float = math.inf
+) -> dict[str, LowRank]:
+    """The parts of the adapter in `folder`, by the names of the model's linear layers. Raises ValueError as `check`
+    does, also if the patterns of its config take more than so many seconds."""
     config = _config(folder)
     _check_kind(config)
+    _check_types(config)
+    matches = _matcher(seconds)
     pairs = _pairs(folder, config, linears)
-    for name in _targets(config, linears):
+    for name in _targets(config, linears, matches):
         if linears[name].obstacle:
             raise ValueError(f"{CONFIG} targets {name}, which {linears[name].obstacle}")
         if name not in pairs:
             raise ValueError(f"{WEIGHTS} lacks the tensors of {name}, which {CONFIG} targets; save the adapter again")
-    return {name: _part(name, pair, config, linears[name], most_rank) for name, pair in pairs.items()}
+    return {name: _part(name, pair, config, linears[name], most_rank, matches) for name, pair in pairs.items()}
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -125,7 +134,24 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     for field, value in config.items():
         if value and field not in _FIELDS:
             named = f" ({_KINDS[field]})" if field in _KINDS else ""
-            raise ValueError(f"{CONFIG}: {field}={value!r}{named} is not served; train the adapter without it")
+            raise ValueError(f"{CONFIG}: {field}={value!r:.100}{named} is not served; train the adapter without it")
+
+
+def _check_types(config: Mapping[str, Any]) -> None:
+    """Refuse fields that choose layers, ranks and alphas by something else than names and numbers."""
+    choices: dict[str, tuple[type, type]] = {
+        "target_modules": (str, str),
+        "exclude_modules": (str, str),
+        "layers_pattern": (str, str),
+        "layers_to_transform": (int, int),
+        "rank_pattern": (dict, int),
+        "alpha_pattern": (dict, int),
+    }
+    for field, (whole, each) in choices.items():
+        value = config.get(field)
+        is_list = whole is not dict and isinstance(value, list) and all(isinstance(one, each) for one in value)
+        if not (value is None or isinstance(value, whole) or is_list):
+            raise ValueError(f"{CONFIG}: {field}={value!r:.100} is not of a type that PEFT writes")
 
 
 def _pairs(
@@ -175,64 +201,83 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Numbers]]:
 
 
 def _part(
-    name: str, pair: Mapping[str, Numbers], config: Mapping[str, Any], shape: LinearShape, most_rank: int
+    name: str,
+    pair: Mapping[str, Numbers],
+    config: Mapping[str, Any],
+    shape: LinearShape,
+    most_rank: int,
+    matches: Matches,
 ) -> LowRank:
     if len(pair) < 2:
         raise ValueError(f"{WEIGHTS} has only lora_{next(iter(pair))} of {name}; save the adapter again")
-    rank = _number(config, "r", "rank_pattern", name)
+    rank = _number(config, "r", "rank_pattern", name, matches)
     if rank > most_rank:
-        raise ValueError(f"{CONFIG}: rank {rank:g} of {name} is over the limit of {most_rank}")
+        raise ValueError(f"{CONFIG}: rank {rank} of {name} is over the limit of {most_rank}")
     for side, wanted in ("A", (int(rank), shape.inputs)), ("B", (shape.outputs, int(rank))):
         if pair[side].shape != wanted:
             raise ValueError(
                 f"{WEIGHTS}: lora_{side} of {name} has shape {list(pair[side].shape)}, and rank and model ask for "
                 f"{list(wanted)}; the adapter is for {config.get('base_model_name_or_path') or 'another model'}"
             )
-    alpha = _number(config, "lora_alpha", "alpha_pattern", name)
+    alpha = _number(config, "lora_alpha", "alpha_pattern", name, matches)
     return LowRank(pair["A"], pair["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _number(config: Mapping[str, Any], field: str, patterns: str, name: str) -> float:
+def _number(config: Mapping[str, Any], field: str, patterns: str, name: str, matches: Matches) -> float:
     """The rank or alpha of a linear layer: that of the first pattern which is the end of its name, or of all."""
     value = config.get(field)
     for pattern, own in (config.get(patterns) or {}).items():
-        if _matches(rf"(.*\.)?({pattern})", name):
+        if matches(rf"(.*\.)?({pattern})", name):
             value = own
             break
     whole = field == "r"
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or (whole and value < 1):
-        raise ValueError(f"{CONFIG}: {field} of {name} is {value!r}, which is no {'positive ' if whole else ''}number")
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not (1 if whole else -_LARGEST) <= value <= _LARGEST:
+        raise ValueError(
+            f"{CONFIG}: {field} of {name} is {value!r:.100}, which is no {'positive ' if whole else ''}number"
+        )
     return value
 
 
-def _targets(config: Mapping[str, Any], linears: Mapping[str, LinearShape]) -> list[str]:
+def _targets(config: Mapping[str, Any], linears: Mapping[str, LinearShape], matches: Matches) -> list[str]:
     """The linear layers that the config targets, as PEFT chooses them."""
     targets, layers = config.get("target_modules"), config.get("layers_to_transform")
     if targets == "all-linear":
-        return [name for name, shape in linears.items() if not shape.obstacle]
+        targets = [name for name, shape in linears.items() if not shape.obstacle]
     excluded = config.get("exclude_modules") or []
-    found = [name for name in linears if _named(targets or [], name) and not _named(excluded, name)]
+    found = [n for n in linears if _named(targets or [], n, matches) and not _named(excluded, n, matches)]
     if layers is None or layers == [] or isinstance(targets, str):
         return found
     kept = {layers} if isinstance(layers, int) else set(layers)
-    return [name for name in found if _layer(name, config.get("layers_pattern")) in kept]
+    return [name for name in found if _layer(name, config.get("layers_pattern"), matches) in kept]
 
 
-def _named(names: str | list[str], module: str) -> bool:
+def _named(names: str | list[str], module: str, matches: Matches) -> bool:
     if isinstance(names, str):
-        return _matches(names, module)
+        return matches(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _layer(module: str, patterns: str | list[str] | None) -> int | None:
+def _layer(module: str, patterns: str | list[str] | None, matches: Matches) -> int | None:
     """The number of the layer that a module is in."""
     names = [patterns] if isinstance(patterns, str) else patterns or [r"[^.]*"]
-    found = (re.match(rf"(?:.*?\.)?{name}\.(\d+)\.", module) for name in names)
-    return next((int(each[1]) for each in found if each), None)
+    found = (matches(rf"(?:.*?\.)?(?:{name})\.(?P<layer>\d+)\..*", module) for name in names)
+    return next((int(each["layer"]) for each in found if each), None)
 
 
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise ValueError(f"{CONFIG}: {pattern!r} is no regular expression: {error}") from None
+def _matcher(seconds: float) -> Matches:
+    """What matches whole names with patterns, for so many seconds in all, and lets other threads run meanwhile."""
+    until = time.monotonic() + seconds
+
+    def matches(pattern: str, name: str) -> regex.Match[str] | None:
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            return regex.fullmatch(pattern, name, timeout=left if left < math.inf else None, concurrent=True)
+        except regex.error as error:
+            raise ValueError(f"{CONFIG}: {pattern!r:.100} is no regular expression: {error}") from None
+        except TimeoutError:
+            raise ValueError(f"{CONFIG}: matching {pattern!r:.100} takes more than {seconds:g} seconds") from None
+
+    return matches

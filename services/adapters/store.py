@@ -22,6 +22,7 @@ from services.adapters.peft import CONFIG, PICKLES, WEIGHTS
 
 STALE = 86_400.0  # seconds after which a draft is that of a killed process
 PART = 1 << 20  # bytes that are copied at once
+MOST_CONFIG = 1 << 20  # bytes of a config: parsing it stops all else that a gateway does
 _DRAFT = ".draft-"
 
 
@@ -32,20 +33,20 @@ def folder_of(files: Path, digest: str) -> Path:
 
 @contextlib.contextmanager
 def locked(files: Path, alone: bool = False) -> Iterator[None]:
-    """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held `alone` at once."""
+    """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held at once."""
     folder = files / "adapters"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
 
 
 def draft_of(source: Path, files: Path, model: str, most: int, below: Path | None = None) -> tuple[Path, str]:
-    """Return a copy of the adapter in `source`, and its digest: that of the revision of the model which it is for, and
-    of its content. The caller keeps or discards the copy.
+    """Return a copy of the adapter in `source`, and its digest: that of `model`, which names the pool and the
+    revision of the model, and of its content. The caller keeps or discards the copy.
 
     What is missing is missing in the copy. Raises OSError, and ValueError with a sentence for a file that is none, or
-    more than `most` bytes of all, or a link that leads out of `below`.
+    more than `most` bytes of all, a config of more than MOST_CONFIG, or a link that leads out of `below`.
     """
     draft = files / "adapters" / f"{_DRAFT}{secrets.token_hex(8)}"
     draft.mkdir(parents=True)
@@ -53,7 +54,8 @@ def draft_of(source: Path, files: Path, model: str, most: int, below: Path | Non
         digest, left = hashlib.sha256(model.encode()), most
         for name in (CONFIG, WEIGHTS):
             with contextlib.suppress(FileNotFoundError):
-                left -= _copy(source / name, draft / name, left, below)
+                most = min(left, MOST_CONFIG) if name == CONFIG else left
+                left -= _copy(source / name, draft / name, most, below)
                 with (draft / name).open("rb") as copied:
                     digest.update(name.encode() + hashlib.file_digest(copied, "sha256").digest())
         for name in PICKLES:  # the check says what they are
@@ -102,8 +104,8 @@ def remove_stale(files: Path, seconds: float = STALE) -> None:
 
 def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
     """Copy a file durably. Returns its bytes."""
-    number = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
-    with open(number, "rb") as read, target.open("xb") as written:
+    with open(source, "rb", opener=_open) as read, target.open("xb") as written:
+        number = read.fileno()
         real = Path(os.readlink(f"/proc/self/fd/{number}"))  # of the open file, which no link can change any more
         if below is not None and not real.is_relative_to(below):
             raise ValueError(f"{source.name} is a link that leads out of {below}")
@@ -118,6 +120,10 @@ def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
         written.flush()
         os.fsync(written.fileno())
     return size
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would block
 
 
 def _sync(folder: Path) -> None:

@@ -282,7 +282,10 @@ class Engine:
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
-        running = RunningIteration(iteration, began, failed=self._load_adapters(iteration))
+        before = time.perf_counter()
+        failed = self._load_adapters(iteration)
+        began += time.perf_counter() - before  # schedulers learn what an iteration takes that reads none
+        running = RunningIteration(iteration, began, failed=failed)
         if scheduled := self._requests.scheduled(iteration):
             self._launch(running, scheduled)
         self._running.append(running)

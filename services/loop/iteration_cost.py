@@ -6,6 +6,7 @@ from services.messages import Iteration
 
 PATIENCE = 4  # times the estimate
 LEAST = 10.0  # seconds that any iteration may take
+READING = 60.0  # seconds more for one with a new request whose adapter the engine may have to read: up to a gigabyte
 
 # The number of pairs of a token and a context token that cost as much as one token in the rest of the model. Counted in
 # operations it is 6 * hidden size, which is more than this for any model of practical size.
@@ -51,7 +52,8 @@ class IterationCost:
 
     def limit(self, iteration: Iteration) -> float:
         """Return the seconds after which an engine that has not finished `iteration` counts as stuck."""
-        return max(LEAST, PATIENCE * self.estimate(iteration))
+        reading = READING if any(new.sampling.adapter for new in iteration.new) else 0.0
+        return max(LEAST, PATIENCE * self.estimate(iteration)) + reading
 
     def work(self, iteration: Iteration) -> int:
         """Return the tokens to compute, plus the pairs of prompts converted to tokens."""

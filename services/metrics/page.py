@@ -67,7 +67,7 @@ class ModelPage:
     model: str
     overviews: Mapping[int, Overview | None]
     wanted: Wanted
-    adapters: Mapping[str, str] | None = None
+    adapters: Mapping[str, Sequence[str]] | None = None
 
     def collect(self) -> Iterable[Metric]:
         for place, (shard, overview) in enumerate(self.overviews.items()):
@@ -78,7 +78,7 @@ class ModelPage:
         if self.adapters is not None:
             yield self._lora(self.adapters)
 
-    def _lora(self, names: Mapping[str, str]) -> Metric:
+    def _lora(self, names: Mapping[str, Sequence[str]]) -> Metric:
         """Return vLLM's metric of adapters, by what gateways say of the requests that name some."""
         states: dict[str, set[str]] = {"running": set(), "waiting": set()}
         for overview in filter(None, self.overviews.values()):
@@ -86,11 +86,11 @@ class ModelPage:
                 kind, _, rest = key.partition(" ")
                 state, _, digest = rest.partition(" ")
                 if kind == "lora" and digest in names:
-                    states[state].add(names[digest])
+                    states[state].update(names[digest])
         labels = (MODEL, "max_lora", *(f"{state}_lora_adapters" for state in states))
         family = GaugeMetricFamily(LORA, INFOS[LORA], labels=labels)
         told = (",".join(sorted(adapters)) for adapters in states.values())
-        family.add_metric((self.model, str(len(names)), *told), time.time())
+        family.add_metric((self.model, str(sum(map(len, names.values()))), *told), time.time())
         return family
 
     def _metrics(self, place: int, overview: Overview | None) -> Iterable[Metric]:

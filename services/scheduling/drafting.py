@@ -4,7 +4,7 @@ that was right."""
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 RUN = 3  # the shortest suffix that is looked up, in tokens
@@ -30,10 +30,13 @@ Runs = dict[int, tuple["Text", int]]  # by run of tokens: the text that had it l
 class Text:
     """The prompt and the output of a request, with an index of the places where a run of `RUN` tokens ends."""
 
-    __slots__ = ("_last", "_output", "_previous", "_prompt", "_recent", "tokens")
+    __slots__ = ("_last", "_output", "_owner", "_previous", "_prompt", "_recent", "tokens")
 
-    def __init__(self, prompt: list[int], output: list[int], recent: Runs | None = None) -> None:
-        """`output` may grow at its end. `recent` gets the runs of this text, too."""
+    def __init__(
+        self, prompt: list[int], output: list[int], recent: Runs | None = None, owner: RecentTexts | None = None
+    ) -> None:
+        """`output` may grow at its end. `recent` gets the runs of this text, too, and `owner` counts its tokens."""
+        self._owner = owner
         self.tokens = array("i", prompt)
         self._prompt, self._output = prompt, output
         self._last: dict[int, int] = {}  # by run: where its last place ends
@@ -43,7 +46,10 @@ class Text:
     def grow(self) -> None:
         """Take over the newest tokens, and index the runs that end before the last one, as many as an iteration may."""
         tokens, previous, last, recent = self.tokens, self._previous, self._last, self._recent
-        tokens.extend(self._output[len(tokens) - len(self._prompt) :])
+        newest = self._output[len(tokens) - len(self._prompt) :]
+        tokens.extend(newest)
+        if self._owner is not None:
+            self._owner.length += len(newest)
         for end in range(len(previous), min(len(tokens), len(previous) + AT_ONCE)):
             if end < RUN:
                 previous.append(0)
@@ -83,7 +89,7 @@ class Text:
             for key in self._last:
                 if (known := self._recent.get(key)) and known[0] is self:
                     del self._recent[key]
-            self._recent = None
+            self._recent = self._owner = None
 
 
 class RecentTexts:
@@ -94,6 +100,8 @@ class RecentTexts:
         self._seconds = seconds
         self._texts: deque[tuple[float, tuple[str, str], Text]] = deque()  # the first is forgotten first
         self._runs: dict[tuple[str, str], Runs] = {}
+        self._counts = Counter[tuple[str, str]]()  # texts by key
+        self.length = 0  # tokens of all texts
 
     def runs(self, key: tuple[str, str]) -> Runs | None:
         """Return the runs of the texts with this key; None if there are no such texts."""
@@ -108,20 +116,21 @@ class RecentTexts:
         """Return a new text, which is remembered unless its prompt is very long."""
         if not self._seconds or len(prompt) > REMEMBERED // 8:
             return Text(prompt, output)
-        length = len(prompt) + sum(len(text.tokens) for _, _, text in self._texts)
-        while self._texts and length > REMEMBERED:
-            length -= self._forget_oldest()
-        text = Text(prompt, output, self._runs.setdefault(key, {}))
+        self.length += len(prompt)
+        while self._texts and self.length > REMEMBERED:
+            self._forget_oldest()
+        text = Text(prompt, output, self._runs.setdefault(key, {}), self)
         self._texts.append((now + self._seconds, key, text))
+        self._counts[key] += 1
         return text
 
-    def _forget_oldest(self) -> int:
-        """Forget a text. Returns its length."""
+    def _forget_oldest(self) -> None:
         _, key, text = self._texts.popleft()
         text.forget()
-        if all(other != key for _, other, _ in self._texts):
-            del self._runs[key]
-        return len(text.tokens)
+        self.length -= len(text.tokens)
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._runs[key], self._counts[key]
 
 
 class Drafting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -24,12 +25,15 @@ from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
 from cli import status
+from gateway.http.headers import Caller
+from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
-from services.adapters.store import folder_of
+from services.adapters.store import folder_of, locked
 from services.metrics.declared import LORA
 from services.models.linears import load_linears
+from services.pool.shards import in_shard
 from services.settings.constants import Constants
 from services.settings.settings import Settings
 
@@ -185,19 +189,20 @@ def test_a_replaced_adapter_stays_with_the_requests_that_have_it(
 def test_metrics_and_status_name_adapters(stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
     load(http, "sql", "one")
     load(http, "idle", "two")
+    load(http, "same", "one")  # as sql
     body = CHAT | {"model": "sql", "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "SLOW"}]}
 
     def names() -> tuple[str, str]:
         families = text_string_to_metric_families(http.get("/metrics").text)
         [labels] = [sample.labels for one in families for sample in one.samples if sample.name == LORA]
-        assert labels["max_lora"] == "2"
+        assert labels["max_lora"] == "3"
         return labels["running_lora_adapters"], labels["waiting_lora_adapters"]
 
     with http.stream("POST", "/v1/chat/completions", json=body, headers=ALICE):
-        wait_until(lambda: names() == ("sql", ""))
+        wait_until(lambda: names() == ("same,sql", ""))
     wait_until(lambda: names() == ("", ""))
     status.run(["--url", stack.url, "--api-key", "alice"])
-    assert "adapters: idle, sql" in capsys.readouterr().out
+    assert "adapters: idle, same, sql" in capsys.readouterr().out
 
 
 def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http: httpx.Client) -> None:
@@ -216,6 +221,16 @@ def test_a_stream_is_continued_after_its_adapter_was_unloaded(stack: Stack, http
     load(http, "sql", "two")  # of the same name: the key still names the request that had the former one
     assert read(http.post("/v1/chat/completions", json=body, headers=ALICE | key))[-2].id == stream[-2].id
     assert len(stack.engine.asked) == asked
+
+
+def test_a_line_is_found_in_the_shard_and_model_that_it_was_accepted_in(stack: Stack, http: httpx.Client) -> None:
+    load(http, "sql", "one")
+    accepted = chat(http, "sql").json()["id"]
+    unload(http, "sql")
+    adapters, caller = stack.app.state.gateway.first.adapters, Caller("alice")
+    for earlier in (accepted, in_shard(accepted, 2, "abcdef")):  # a batch of another model has other ids
+        assert stack.call(adapters.named_by("sql", caller, earlier)).adapter
+    assert stack.call(adapters.named_by("sql", caller, accepted[:-1])).adapter is None
 
 
 def test_who_sees_an_adapter_is_said_when_it_is_loaded(http: httpx.Client) -> None:
@@ -340,12 +355,73 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
+def test_the_configuration_s_adapters_are_loaded_again_into_a_pool_that_lost_its_data(
+    redis_url: str, folder: Path, settings: Settings, sources: Path
+) -> None:
+    modules = Settings(enable_lora=True, lora_modules=(f"one={sources / 'one'}",)).lora_modules
+    own = settings.model_copy(update={"lora_modules": modules})
+    with Stack(redis_url, f"lost-{secrets.token_hex(4)}", folder, own) as stack:
+        ready(stack)
+        stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
+        stack.call(stack.app.state.gateway.first.adapters.tend())
+        assert registry(stack).adapters.keys() == {"one"}
+
+
+def test_files_that_cannot_be_removed_are_looked_at_again_later(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        failed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def fail(files: Path) -> None:
+            loop.call_soon_threadsafe(failed.set)
+            raise PermissionError("denied")
+
+        monkeypatch.setattr("services.adapters.store.remove_stale", fail)
+        running = asyncio.create_task(stack.app.state.gateway.first.adapters.run())
+        await failed.wait()
+        ended, _ = await asyncio.wait({running}, timeout=0.2)
+        running.cancel()
+        assert not ended
+
+    stack.call(scenario())
+
+
+def test_each_pool_has_files_of_its_own(
+    stack: Stack, http: httpx.Client, redis_url: str, folder: Path, settings: Settings
+) -> None:
+    with (
+        Stack(redis_url, f"beside-{secrets.token_hex(4)}", folder, settings) as beside,
+        httpx.Client(base_url=beside.url, timeout=20) as client,
+    ):
+        ready(beside)
+        for each in (http, client):
+            assert load(each, "sql", "one").is_success
+        digest = registry(beside).adapters["sql"].digest
+        unload(http, "sql")
+        stack.call(stack.app.state.gateway.first.adapters.clean(0.0))
+        assert folder_of(settings.files_folder, digest).exists()
+
+
+def test_loads_that_wait_for_the_lock_hold_no_thread(tmp_path: Path) -> None:
+    async def load() -> None:
+        async with held(tmp_path):
+            pass
+
+    async def scenario() -> None:
+        with locked(tmp_path, alone=True):
+            loads = [asyncio.create_task(load()) for _ in range(64)]  # more than there are threads
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(str), 60)
+        await asyncio.gather(*loads)
+
+    asyncio.run(scenario())
+
+
 def test_the_configuration_s_adapters(
     redis_url: str, folder: Path, settings: Settings, sources: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = f"modules-{secrets.token_hex(4)}"
 
-    def names(*modules: str, change: tuple[str, ...] = ()) -> dict[str, str]:
+    def names(*modules: str, change: tuple[str, ...] = (), drop: tuple[str, ...] = ()) -> dict[str, str]:
         own = settings.model_copy(
             update={"lora_modules": Settings(enable_lora=True, lora_modules=modules).lora_modules}
         )
@@ -353,6 +429,8 @@ def test_the_configuration_s_adapters(
             ready(stack)
             for name in change:
                 assert load(client, name, "four", load_inplace=True).is_success
+            for name in drop:
+                assert unload(client, name).is_success
             return {name: Path(one.path).name for name, one in registry(stack).adapters.items()}
 
     one, two, gone = (f"{name}={sources / name}" for name in ("one", "two", "gone"))
@@ -361,6 +439,9 @@ def test_the_configuration_s_adapters(
     assert names(one, two) == {"one": "four", "two": "two", "own": "four"}  # unchanged: the routes' changes hold
     assert names(two) == {"one": "four", "two": "two", "own": "four"}
     assert names(gone, f"tiny={sources / 'one'}") == {"one": "four", "own": "four"}
+    assert names(one, two, drop=("two",)) == {"one": "one", "own": "four"}
+    assert names(one) == {"one": "one", "own": "four"}
+    assert names(one, two)["two"] == "two"  # it has left the list and is new in it
     said = " ".join(caplog.messages)
     assert "lora_modules: gone cannot be loaded" in said
     assert "is the model itself" in said
@@ -406,6 +487,10 @@ def test_each_shard_has_the_registry(
             with stack.second() as later:  # as after a shard was added
                 ready(later)
             assert stack.call(empty.adapters()) == held[0]
+            first = stack.pools[0]
+            stack.call(first._server.command("DEL", f"{first._prefix}adapters"))
+            stack.call(stack.app.state.gateway.first.adapters.tend())
+            assert stack.call(first.adapters()) == held[0]
             server.call(server.server.stop())
             assert chat(client, "sql").is_success
             assert unload(client, "sql").status_code == 503

@@ -16,6 +16,7 @@ from stack import Stack
 from tiny_text import make_folder
 
 from gateway.gateway import ModelPools
+from services.adapters.registry import Adapter, Registry
 from services.model_list import ModelList
 from services.pool.shards import model_of
 from services.settings.models import tag_of
@@ -163,6 +164,18 @@ def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
     ):
         assert why in message(change(http, "load", **body))
     assert states(http) == {"alpha": "ready"}
+
+
+def test_no_adapter_and_model_have_the_same_name(gateways: list[httpx.Client], stacks: dict[str, Stack]) -> None:
+    http, _ = gateways
+    named = Registry(1, {"delta": Adapter("delta", "digest", "/delta", 0.0)})
+    assert stacks["a"].call(stacks["a"].pool.adapt(1, named.pack()))
+    refused = change(http, "load", model="b", settings={"served_model_name": "delta"})
+    assert "'delta' is an adapter's name" in message(refused)
+    change(http, "load", model="b", settings={"served_model_name": "beta"})
+    for name, why in (("delta", "is an adapter of the model 'alpha'"), ("beta", "is a model's name")):
+        body = {"lora_name": name, "lora_path": "delta", "model": "beta"}
+        assert why in message(http.post("/v1/load_lora_adapter", json=body, headers=OPERATOR))
 
 
 def test_without_a_key_of_the_operator_the_routes_are_off(stack: Stack, http: httpx.Client) -> None:

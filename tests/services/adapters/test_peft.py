@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from services.adapters import peft
 from services.adapters.peft import CONFIG, WEIGHTS, AdapterSpec, check, read
 from services.models.linears import LinearShape
 
@@ -103,6 +104,18 @@ def test_a_text_part_of_another_model_has_its_names(tmp_path: Path) -> None:
         ({"target_modules": "all-linear"}, "lacks the tensors of model.layers.0.mlp.up_proj"),
         ({"target_modules": ["q_proj", "lm_head"]}, "lm_head, which makes the logits"),
         ({"target_modules": "("}, "no regular expression"),
+        ({"layers_to_transform": [0], "layers_pattern": "("}, "no regular expression"),
+        ({"target_modules": 5}, "target_modules=5"),
+        ({"target_modules": ["q_proj", 5]}, "target_modules=['q_proj', 5]"),
+        ({"exclude_modules": {"q_proj": 1}}, "exclude_modules"),
+        ({"layers_to_transform": "0"}, "layers_to_transform='0'"),
+        ({"layers_to_transform": [[0]]}, "layers_to_transform=[[0]]"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern=['q_proj']"),
+        ({"alpha_pattern": "q_proj"}, "alpha_pattern='q_proj'"),
+        ({"lora_alpha": math.nan}, "lora_alpha of model.layers.0.self_attn.q_proj is nan"),
+        ({"lora_alpha": math.inf}, "is inf"),
+        ({"lora_alpha": 10**400}, "which is no number"),
+        ({"r": 10**400}, "which is no positive number"),
         ({"r": 300}, "rank 300 of model.layers.0.self_attn.q_proj is over the limit of 256"),
         ({"r": 3}, "has shape [2, 8], and rank and model ask for [3, 8]; the adapter is for maker/base"),
         ({"r": True}, "r of model.layers.0.self_attn.q_proj is True"),
@@ -113,6 +126,17 @@ def test_a_text_part_of_another_model_has_its_names(tmp_path: Path) -> None:
 def test_configs_that_are_refused(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         check(write(tmp_path, **fields), LINEARS)
+
+
+@pytest.mark.parametrize("fields", [{"target_modules": "SLOW"}, {"rank_pattern": {"SLOW": 2}}])
+def test_a_pattern_that_takes_for_ever_is_refused(
+    tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peft, "SECONDS", 0.1)
+    config = write(tmp_path, **fields) / CONFIG
+    config.write_text(config.read_text().replace("SLOW", r"(.|\\w)*[A-Z]"))
+    with pytest.raises(ValueError, match=re.escape("takes more than 0.1 seconds")):
+        check(tmp_path, LINEARS)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +151,8 @@ def test_configs_that_are_refused(tmp_path: Path, fields: dict[str, Any], named:
         {"target_modules": ["q_proj", "up_proj"], "exclude_modules": ["up_proj"]},
         {"target_modules": "model.layers.[01].self_attn.q_proj"},
         {"target_modules": ["q_proj", "up_proj"], "exclude_modules": "model.*up_proj", "layers_to_transform": [0, 1]},
+        {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
+        {"layers_to_transform": [0, 1], "layers_pattern": "(h|layers)"},
     ],
 )
 def test_fields_that_change_no_output_are_taken(tmp_path: Path, fields: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from driver import Driver, Job
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from services.engine.adapters import Adapter, Adapters, LowRankLayer
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup import huge_pages
@@ -116,6 +118,26 @@ def test_a_chunk_of_a_prompt_gives_no_token(llama: Engine) -> None:
     second = llama.run(Iteration("e", 2, {"a/0": 3}))
     assert list(second.tokens) == ["a/0"]
     assert second.elapsed > 0
+
+
+def test_the_time_of_reading_an_adapter_is_not_that_of_an_iteration(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def read(digest: str) -> Adapter:
+        clock.now += 1000.0
+        return Adapter({}, [LowRankLayer(None, None, None, None, frozenset())] * 99)
+
+    engine = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", kv_blocks=4, threads=1))
+    assert engine.decoder.adapters
+    engine._adapters = Adapters(engine.decoder.adapters, read, 0)
+    monkeypatch.setattr("services.engine.engine.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    engine.reset("e")
+    sampling = dataclasses.replace(GREEDY, adapter="digest")
+    result = engine.run(Iteration("e", 1, {"a/0": 1}, [NewRequest("a/0", [5], 1, sampling)], {"a/0": [0]}))
+    assert (clock.now, result.elapsed) == (1000.0, 0.0)
+    assert list(result.tokens) == ["a/0"]
 
 
 def test_an_iteration_may_only_release(llama: Engine) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.loop.iteration_cost import LEAST, PATIENCE, IterationCost
+from services.loop.iteration_cost import LEAST, PATIENCE, READING, IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -97,3 +97,12 @@ def test_a_prompt_is_tracked_to_its_end_with_any_chunks() -> None:
     cost.finished(Iteration("e", 5, {"a": 1}, [long]), 1.0)
     cost.finished(Iteration("of another owner", 1, {"c": 1}), 1.0)
     assert cost.work(Iteration("of another owner", 2, {"a": 512})) == 512
+
+
+def test_an_engine_has_time_to_read_an_adapter() -> None:
+    """However short iterations are: it would be killed again and again."""
+    cost = IterationCost()
+    cost.finished(iteration([], 4), 0.1)
+    new = NewRequest("n", [5], 1, SamplingParams(9, adapter="digest"))
+    assert cost.limit(Iteration("e", 1, {"n": 1}, [new])) == LEAST + READING
+    assert cost.limit(Iteration("e", 2, {"n": 1}, [])) == LEAST

@@ -224,6 +224,43 @@ async def test_only_a_client_that_leaves_because_of_the_wait_shows_how_long_clie
     assert await limit(pool, "a") == MOST
 
 
+async def sleep(pool, owner, turns):
+    """All engines sleep for so many turns of 4.5 seconds."""
+    for _ in range(turns):
+        let_time_pass(pool, 4.5)
+        await owner.exchange(gauges={"ready": 1.0, "sleep": 2.0})
+
+
+async def test_a_client_that_leaves_because_engines_slept_shows_nothing(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    await pool.submit(waiting("kept", 0.0, background=True))
+    assert await owner.claim() == ["kept/0"]
+    await pool.submit(group("left", tenant="a"))
+    await sleep(pool, owner, 5)
+    assert await owner.claim() == ["left/0"]
+    let_time_pass(pool, 2.0)
+    await pool.cancel("left")
+    await owner.exchange(commit("left/0", 0, end=CANCELLED))
+    await pool.delete("left")
+    await pool.submit(group("waits", tenant="a"))
+    let_time_pass(pool, 90.0)
+    assert (await pool.submit(group("refused", tenant="a"))).refused.limit == MOST
+
+
+async def test_a_request_that_waited_because_engines_slept_does_not_go_behind(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    await pool.submit(waiting("kept", 0.0, background=True))
+    assert await owner.claim() == ["kept/0"]
+    for _ in range(10):
+        await leave(pool, owner, seconds=2.0, waited=18.0)
+    await pool.submit(group("first", tenant="a"))
+    await sleep(pool, owner, 5)
+    await pool.submit(group("second", tenant="a"))
+    assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
+
+
 async def test_a_request_that_has_waited_longer_than_clients_do_goes_behind_once(pools):
     pool = await pools(max_queue_wait=MOST)
     owner = await Owner.take(pool)

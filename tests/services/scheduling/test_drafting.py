@@ -180,6 +180,41 @@ def test_the_oldest_texts_are_forgotten_for_newer_ones() -> None:
     assert recent.runs(("v", "")) is None
 
 
+class Name(str):
+    """Counts how often names are compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_to_forget_a_text_takes_no_longer_the_more_there_are() -> None:
+    recent, count = RecentTexts(60.0), 400
+    for i in range(count):
+        recent.add(("t", Name(f"salt {i}")), [1, 2, 3], [], 0.0)
+    Name.compared = 0
+    recent.forget(60.0)
+    assert recent.runs(("t", Name("salt 7"))) is None
+    assert Name.compared <= 10 * count
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), texts, texts, st.booleans()), max_size=20))
+def test_the_tokens_of_recent_texts_are_counted(added: list[tuple[int, list[int], list[int], bool]]) -> None:
+    recent, kept = RecentTexts(5.0), dict[int, Text]()
+    for now, (salt, prompt, more, grows) in enumerate(added):
+        output: list[int] = []
+        kept[now] = recent.add(("t", str(salt)), prompt, output, float(now))
+        output += more
+        if grows:
+            kept[now].grow()
+        recent.forget(float(now))
+        kept = {at: text for at, text in kept.items() if at + 5 > now}
+        assert recent.length == sum(len(text.tokens) for text in kept.values())
+
+
 def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
     scheduler = Scheduler(
         epoch="e",

@@ -128,8 +128,7 @@ local function expected_queue_wait(tenant, rank)
   if before > 0 and not rate_known(own) then
     local s = redis.call("HMGET", P .. "seq:" .. redis.call("ZRANGE", queue, 0, 0)[1], "group", "payer")
     if not s[2] then
-      local arrival = tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
-      wait = math.max(wait, now - math.max(arrival, tonumber(redis.call("HGET", META, "slept") or 0)))
+      wait = math.max(wait, now - waits_since(redis.call("HGET", P .. "group:" .. s[1], "arrival")))
     end
   end
   return wait

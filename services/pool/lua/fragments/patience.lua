@@ -14,6 +14,11 @@ local function longest_wait(counts, most)
   return counts.patience > 0 and math.min(counts.patience, most) or most
 end
 
+-- Since when (us) a request of this arrival waits for its turn: time in which all engines slept does not count.
+local function waits_since(arrival)
+  return math.max(tonumber(arrival), tonumber(redis.call("HGET", META, "slept") or 0))
+end
+
 -- Learns from a sequence that its seat is about to end. A client of a resumable group may still come back.
 local function learn_patience(id, most)
   if most == 0 then
@@ -25,7 +30,7 @@ local function learn_patience(id, most)
     return
   end
   local counts = counts_of(g[1])
-  local bound, waited, stayed = longest_wait(counts, most), s[2] - g[4], now - g[4]
+  local bound, waited, stayed = longest_wait(counts, most), math.max(0, s[2] - waits_since(g[4])), now - g[4]
   if not s[3] then
     counts.patience = bound + REGAIN * waited
   elseif waited >= math.max(LEAST_WAIT, WAIT_SHARE * stayed) then
@@ -41,7 +46,7 @@ local function is_late(tenant, group, again, most)
     return false
   end
   local g = redis.call("HMGET", P .. "group:" .. group, "stream", "arrival")
-  return g[1] == "1" and now - g[2] > patience
+  return g[1] == "1" and now - waits_since(g[2]) > patience
 end
 
 -- Puts a late sequence behind all that arrive within `most` us after it: its client has probably left, or leaves before
