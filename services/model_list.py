@@ -65,9 +65,12 @@ class ModelList:
         await self._change(change)
 
     async def leave(self, settings: Settings) -> None:
-        """Let a model take no new requests. Raises SettingsError for the last model that takes some."""
+        """Let a model take no new requests; nothing happens if it has gone. Raises SettingsError for the last model that
+        takes some."""
 
         def change(changes: _Changes) -> _Changes:
+            if all(_tag(one.settings) != _tag(settings) for one in self._listed(changes)):
+                return changes
             left = [one for one in self._listed(changes) if not one.leaving and _tag(one.settings) != _tag(settings)]
             if not left:
                 raise SettingsError("it is the last model; add another one before you remove it")
@@ -76,10 +79,12 @@ class ModelList:
         await self._change(change)
 
     async def drop(self, settings: Settings) -> None:
-        """Forget a model that left, whose engines are gone."""
+        """Forget a model that left, whose engines are gone; nothing happens if it was added again since."""
         tag = _tag(settings)
 
         def change(changes: _Changes) -> _Changes:
+            if tag not in changes.leaving:
+                return changes
             added = [entry for entry in changes.added if tag_of(entry["model"], entry["pool"]) != tag]
             gone = {*changes.gone} | ({tag} & {*map(_tag, self._configured)})
             return _Changes(added, [each for each in changes.leaving if each != tag], sorted(gone))

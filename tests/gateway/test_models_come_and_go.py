@@ -183,3 +183,18 @@ async def test_the_list_outlives_the_server_and_belongs_to_a_configuration(setti
     assert [one.settings.model for one in await other.read()] == ["c"]
     for one in (first, again, other):
         await one.close()
+
+
+async def test_what_comes_late_does_not_change_a_model_that_was_added_again(settings: Settings) -> None:
+    listing = ModelList(settings)
+    (entry,) = Settings(models=["a", {"model": "b", "pool": settings.pool}]).models[1:]
+    b = settings.of_model(entry)
+    await listing.add(entry)
+    await listing.leave(b)
+    await listing.drop(b)
+    await listing.leave(b)  # by a gateway that does not know yet that it has gone
+    await listing.add(entry)
+    assert [one.leaving for one in await listing.read()] == [False, False]
+    await listing.drop(b)  # by a scheduler that has seen it leave
+    assert [one.settings.model for one in await listing.read()] == ["a", "b"]
+    await listing.close()
