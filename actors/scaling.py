@@ -112,12 +112,12 @@ async def announce(pool: Engines, cluster: str, configured: int, pause: float) -
             await asyncio.sleep(pause)
 
 
-async def follow(models: Sequence[ModelSeats], period: float) -> None:
+async def follow(models: Sequence[ModelSeats], period: float, running: int) -> None:
     """Let Serve run as many schedulers as the models need, and a spare, looking every `period` seconds; `models` may
-    change. To be called in a replica of their deployment, for which Serve has the number for the configured engines.
-    Returns if Serve does not allow it: its application has no `external_scaler_enabled`, as with its autoscaling."""
+    change. To be called in a replica of their deployment, for which Serve has the number `running`. Returns if Serve
+    does not allow it: its application has no `external_scaler_enabled`, as with its autoscaling."""
     context = serve.get_replica_context()
-    running, told_at = sum(model.engines() for model in models) + 1, time.monotonic()
+    told_at = time.monotonic()
     known: dict[str, LastAnswers[ClusterSeats]] = {}
     while True:
         await asyncio.sleep(period)

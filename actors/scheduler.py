@@ -27,7 +27,7 @@ from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
-from services.errors import PoolUnavailable
+from services.errors import ModelError, PoolUnavailable, SettingsError
 from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
@@ -163,7 +163,9 @@ class SchedulerReplica:
         try:
             while not self._draining:
                 seat = await take_seat(self._seats, owner, settings.constants.lease, counters)
-                model = next(model for model in self._models if model.settings.tag == seat.model)
+                model = next((model for model in self._models if model.settings.tag == seat.model), None)
+                if model is None:  # it was removed just now, and the seat goes with it
+                    continue
                 context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership, self._owned = Ownership(context, seat, engine_lost_at), seat
@@ -203,25 +205,50 @@ class SchedulerReplica:
                     await self._remove_left(listing)
 
     async def _update(self, listed: Sequence[ListedModel], cluster: str) -> None:
-        configured = {each.tag: place for place, each in enumerate(self._settings.each)}
+        found = {one.settings.tag: one for one in listed}
+        for model in [*self._models]:
+            one = found.get(model.settings.tag)
+            if one is None or one.settings != model.settings:  # it was removed, and perhaps added again
+                await self._forget(model)
         known = {model.settings.tag: model for model in self._models}
-        for one in listed:
-            tag = one.settings.tag
-            if known.pop(tag, None) is None:
-                engines = partial(self._engines_of, one.settings, configured.get(tag))
-                model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
-                self._models.append(model)
-                self._seats.append(model.seats)
-                if not one.leaving:
-                    await model.come_back()
+        for tag, one in found.items():
+            model = known.get(tag) or await self._load(one, cluster)
+            if model is None or model.settings != one.settings:
+                continue
             if one.leaving:
                 self._leaving.setdefault(tag, time.monotonic())
-        for tag, model in known.items():
-            self._leaving.pop(tag, None)
-            self._models.remove(model)
+            elif self._leaving.pop(tag, None) is not None or tag not in known:
+                await model.come_back()
+
+    async def _load(self, one: ListedModel, cluster: str) -> SchedulerModel | None:
+        """A model that is new in the list. One that was added and cannot be loaded is left to a later look. Raises
+        ModelError and SettingsError for a model of the configuration."""
+        tag = one.settings.tag
+        configured = [] if one.added else [each.tag for each in self._settings.each]
+        place = configured.index(tag) if tag in configured else None
+        try:
+            engines = partial(self._engines_of, one.settings, place)
+            model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
+        except (ModelError, SettingsError) as error:
+            if not one.added:
+                raise
+            log.error("%s cannot be loaded: %s", one.settings.model, error)
+            return None
+        self._models.append(model)
+        self._seats.append(model.seats)
+        return model
+
+    async def _forget(self, model: SchedulerModel) -> None:
+        """Take no more seats of a model. If this process has one, it gives it back first."""
+        self._leaving.pop(model.settings.tag, None)
+        if model.seats in self._seats:
             self._seats.remove(model.seats)
-            for pool in model.pools:
-                await pool.close()
+        if self._ownership and self._owned and self._owned.model == model.settings.tag:
+            self._ownership.stop()
+            return
+        self._models.remove(model)
+        for pool in model.pools:
+            await pool.close()
 
     def _engines_of(self, model: Settings, place: int | None) -> int:
         """The configured number of engines of a model, which is at this `place` of the configuration if it was not
@@ -248,14 +275,19 @@ class SchedulerReplica:
 
     async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
-        if not self._leads:
-            return await ownership.run()
-        following = partial(follow, self._seats, self._settings.constants.lease / 3)
-        task = start(keep_running(following), "the number of schedulers")
+        task = start(keep_running(self._follow_engines), "the number of schedulers")
         try:
             return await ownership.run()
         finally:
             task.cancel()
+
+    async def _follow_engines(self) -> None:
+        """Take care of the number of schedulers while this process leads, also if it does so later: the default model
+        may be removed."""
+        period = self._settings.constants.lease / 3
+        while not self._leads:  # noqa: ASYNC110 - it is computed anew each time
+            await asyncio.sleep(period)
+        await follow(self._seats, period, sum(self._engines) + 1)
 
     async def _announce(self) -> None:
         """Tell all pools the number of engines of each configuration that is read; a pool that is away, later."""
@@ -266,7 +298,8 @@ class SchedulerReplica:
             for task in telling:
                 task.cancel()
             pause = self._settings.constants.lease / 3
-            calls = (announce(pool, one.cluster, one.engines(), pause) for one in self._seats for pool in one.pools)
+            staying = [one for one in self._seats if one.tag not in self._leaving]
+            calls = (announce(pool, one.cluster, one.engines(), pause) for one in staying for pool in one.pools)
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()

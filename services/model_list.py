@@ -25,10 +25,12 @@ return 1"""
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model with its settings. `leaving`: it takes no new requests, and goes when it has none any more."""
+    """A model with its settings. `leaving`: it takes no new requests, and goes when it has none any more. `added`: the
+    configuration does not have it, and what is wrong with it does not keep the others from being served."""
 
     settings: Settings
     leaving: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class ModelList:
         await self._change(change)
 
     async def leave(self, settings: Settings) -> None:
-        """Let a model take no new requests; nothing happens if it has gone. Raises SettingsError for the last model that
-        takes some."""
+        """Let a model take no new requests; nothing happens if it has gone. Raises SettingsError for the last model
+        that takes some."""
 
         def change(changes: _Changes) -> _Changes:
             if all(_tag(one.settings) != _tag(settings) for one in self._listed(changes)):
@@ -96,8 +98,9 @@ class ModelList:
 
     def _listed(self, changes: _Changes) -> list[ListedModel]:
         configured = [each for each in self._configured if _tag(each) not in changes.gone]
-        models = [*configured, *map(self._settings.of_model, changes.added)]
-        return [ListedModel(each, _tag(each) in changes.leaving) for each in models]
+        added = [*map(self._settings.of_model, changes.added)]
+        models = [*((each, False) for each in configured), *((each, True) for each in added)]
+        return [ListedModel(each, _tag(each) in changes.leaving, is_added) for each, is_added in models]
 
     async def _packed(self) -> str:
         found = await self._server.command("GET", self._key)

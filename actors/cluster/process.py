@@ -39,6 +39,7 @@ from services.background import daemon_thread, quiet_moment, start_thread
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
+from services.model_list import ListedModel, ModelList
 from services.models import resolve
 from services.models.pin import pin_commit
 from services.pool.pool import RequestPool
@@ -252,11 +253,23 @@ def _pools(settings: Settings) -> list[RequestPool]:
 
 
 def _add_replicas(settings: Settings) -> None:
-    """Start the spare schedulers and the further gateways."""
+    """Start the spare schedulers, the schedulers of models that were added earlier, and the further gateways."""
     from actors.app import replicas
 
-    for name, count in replicas(settings).items():
+    added = sum(one.settings.engines for one in asyncio.run(_listed(settings)) if one.added and not one.leaving)
+    for name, count in (replicas(settings) | {"scheduler": replicas(settings)["scheduler"] + added}).items():
         set_replicas(APPLICATION, name, count)
+
+
+async def _listed(settings: Settings) -> list[ListedModel]:
+    """The models of the list in the pool's server; none if that does not answer."""
+    listing = ModelList(settings)
+    try:
+        return await listing.read()
+    except OrcaError:
+        return []
+    finally:
+        await listing.close()
 
 
 async def _end_feeds(settings: Settings) -> None:

@@ -114,7 +114,7 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
 
     monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
     monkeypatch.setattr(scaling, "set_replicas", tell)
-    following = asyncio.create_task(scaling.follow([ModelSeats("", [pool, other], CLUSTER, lambda: 2)], 0.02))
+    following = asyncio.create_task(scaling.follow([ModelSeats("", [pool, other], CLUSTER, lambda: 2)], 0.02, 3))
     await want_engines([pool, other], CLUSTER, 4)
     assert await asyncio.wait_for(told.get(), 30) == 5
     away = other._server
