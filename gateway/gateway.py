@@ -66,6 +66,7 @@ class ModelSource(Protocol):
     async def leave(self, settings: Settings) -> None: ...
     def load(self, settings: Settings) -> ModelPools: ...
     def pin(self, model: str) -> str: ...
+    async def close(self) -> None: ...
 
 
 class Gateway:
@@ -250,6 +251,8 @@ class GatewayProcess:
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
         await asyncio.gather(*(gateway.stop() for gateway in self.all))
+        if self._source:
+            await self._source.close()
         if self.tracer:
             await asyncio.to_thread(self.tracer.close)
         self.executor.close()

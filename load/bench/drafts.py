@@ -28,7 +28,7 @@ SHARES = (0.0, 0.5, 0.9, 1.0)
 TURNS = 2  # of which the best counts
 PROMPT, OUTPUT = 64, 48  # tokens of a request with scripted guesses
 ANSWER = 128  # most tokens of an answer to a real text
-TARGET = 0.25  # seconds between tokens, as on a CPU by default
+TARGET = 0.18  # seconds between tokens, as on a CPU by default
 ROOT = Path(__file__).parents[2]
 TEXTS = {
     "editing": ("Replace each `name` by `label` in this file, and return the whole file:\n\n{}", "**/[c-s]*.py", 1500),

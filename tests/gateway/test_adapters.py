@@ -19,6 +19,7 @@ from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
 from stack import NAME, Server, Stack
+from test_several_models import Both
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
@@ -412,6 +413,34 @@ def test_each_shard_has_the_registry(
             wait_until(lambda: unload(client, "sql").is_success, 20)
             held = [stack.call(pool.adapters()) for pool in stack.pools.values()]
             assert held[0] == held[1]
+
+
+def test_each_of_two_models_has_adapters_of_its_own(
+    redis_url: str, folder: Path, settings: Settings, sources: Path, tmp_path: Path
+) -> None:
+    models = [{"model": "a", "served_model_name": NAME}, {"model": "b", "served_model_name": "beta"}]
+    listed = Settings(
+        models=models,
+        enable_lora=True,
+        lora_dir=settings.lora_dir,
+        files_dir=str(tmp_path),
+        operator_api_key=("operator",),
+    )
+    pools = [f"two-{secrets.token_hex(4)}" for _ in models]
+    one, two = (Stack(redis_url, pool, folder, own) for pool, own in zip(pools, listed.each, strict=True))
+    with one, two, Both(redis_url, folder, listed, [one, two]) as both, httpx.Client(base_url=both.url) as client:
+        ready(both)
+        assert load(client, "sql", "one", model="beta").is_success
+        assert load(client, "law", "two").is_success
+        assert "is a model's name" in error_of(load(client, "beta", "two"))[2]
+        assert [registry(each).adapters.keys() for each in (one, two)] == [{"law"}, {"sql"}]
+        for name, stack in (("sql", two), ("law", one)):
+            assert chat(client, name, {}).json()["model"] == name
+            assert ran_with(stack) == registry(stack).adapters[name].digest
+        cards = client.get("/v1/models").json()["data"]
+        assert {card["id"]: card["parent"] for card in cards if card["parent"]} == {"sql": "beta", "law": NAME}
+        assert unload(client, "sql").is_success
+        assert chat(client, "sql", {}).status_code == 404
 
 
 def test_lines_of_a_batch_name_adapters(stack: Stack, http: httpx.Client) -> None:

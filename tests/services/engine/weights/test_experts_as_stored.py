@@ -21,7 +21,8 @@ from services.engine.backends.stock.loading import read_model
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.weights.tensors import Checkpoint
-from services.models.blocks import KINDS as KEPT
+from services.models.gguf_index import KINDS as KEPT
+from services.models.gguf_index import Source
 from services.models.gguf_weights import GgufWeights, write_weights
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=100, threads=2)
@@ -81,7 +82,8 @@ def convert(file: Path, target: Path) -> Path:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     target.mkdir()
-    write_weights(GgufWeights(tensors, "qwen3moe", model, torch.bfloat16, KEPT), target, lambda _done, _total: None)
+    weights = GgufWeights([tensors], "qwen3moe", model, torch.bfloat16, KEPT)
+    write_weights(weights, [Source.of(file)], target, lambda _done, _total: None).write(target)
     config.dtype = "bfloat16"
     config.save_pretrained(target)
     return target
