@@ -212,13 +212,13 @@ class SchedulerReplica:
                 await self._forget(model)
         known = {model.settings.tag: model for model in self._models}
         for tag, one in found.items():
-            model = known.get(tag) or await self._load(one, cluster)
-            if model is None or model.settings != one.settings:
+            served = known.get(tag) or await self._load(one, cluster)
+            if served is None or served.settings != one.settings:
                 continue
             if one.leaving:
                 self._leaving.setdefault(tag, time.monotonic())
             elif self._leaving.pop(tag, None) is not None or tag not in known:
-                await model.come_back()
+                await served.come_back()
 
     async def _load(self, one: ListedModel, cluster: str) -> SchedulerModel | None:
         """A model that is new in the list. One that was added and cannot be loaded is left to a later look. Raises

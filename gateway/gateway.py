@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import resource
 import secrets
@@ -196,10 +197,19 @@ class GatewayProcess:
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
         return gateway
 
-    def check_name(self, adapter: str) -> None:
-        """Raises ApiError if a model has the name of this adapter."""
+    async def check_name(self, adapter: str, model: Gateway) -> None:
+        """Raises ApiError if a model, or an adapter of another one than `model`, has the name of this adapter;
+        PoolUnavailable."""
         if any(adapter in gateway.model.names for gateway in self.all):
             raise ApiError(Kind.INVALID, f"'{adapter}' is a model's name; an adapter needs another one.", "lora_name")
+        await self._check_adapters([adapter], "lora_name", model)
+
+    async def _check_adapters(self, names: Iterable[str], param: str, but: Gateway | None = None) -> None:
+        """Raises ApiError if an adapter of a model, `but` not of this one, has one of these names; PoolUnavailable."""
+        for name, gateway in itertools.product(names, self.all):
+            if gateway is not but and await gateway.adapters.has(name):
+                text = f"'{name}' is an adapter of the model '{gateway.model.name}'; unload it, or take another name."
+                raise ApiError(Kind.INVALID, text, param)
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
@@ -281,6 +291,7 @@ class GatewayProcess:
             own["model"] = await asyncio.to_thread(source.pin, own["model"])
             made = await asyncio.to_thread(source.load, self.settings.of_model(own))
             check_names([*self._names, _named(made.model, made.pools[0].pool)])
+            await self._check_adapters(made.model.names, "model")
             await source.add(own)
         except (ModelError, SettingsError, ValueError) as error:
             raise ApiError(Kind.INVALID, f"The model cannot be served: {error}", "model") from None

@@ -106,7 +106,7 @@ async def load_lora_adapter(request: Request) -> Response:
     process = gateway_of(request)
     fields = await parse(request, LoadLoraAdapter, process.limits)
     gateway, _ = await process.called(fields.model, Caller(request.state.tenant))
-    process.check_name(fields.lora_name)
+    await process.check_name(fields.lora_name, gateway)
     inplace, tenants = bool(fields.load_inplace), fields.tenants or ()
     await gateway.adapters.load(fields.lora_name, fields.lora_path, inplace, tenants)
     return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' added successfully.")

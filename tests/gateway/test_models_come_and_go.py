@@ -18,6 +18,7 @@ from stack import Stack
 from tiny_text import make_folder
 
 from gateway.gateway import ModelPools, load_models
+from services.adapters.registry import Adapter, Registry
 from services.errors import ModelError
 from services.model_list import ModelList
 from services.pool.shards import model_of
@@ -156,7 +157,7 @@ def test_the_default_leaves(gateways: list[httpx.Client]) -> None:
         wait_until(lambda http=http: http.post("/v1/completions", json={"prompt": "a"}).json()["model"] == "beta")
 
 
-def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
+def test_changes_that_are_refused(gateways: list[httpx.Client], stacks: dict[str, Stack]) -> None:
     http, _ = gateways
     assert http.post("/v1/load_model", json={"model": "b"}).status_code == 403
     assert message(change(http, "unload", model="gamma")).startswith("The model 'gamma' does not exist")
@@ -167,6 +168,10 @@ def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
         ({"model": "b", "settings": {"served_model_name": "alpha"}}, "two models have the name 'alpha'"),
     ):
         assert why in message(change(http, "load", **body))
+    adapters = Registry().naming({"sql": Adapter("sql", "0" * 64, "/sql", 0.0)})
+    stacks["a"].call(stacks["a"].pool.adapt(1, replace(adapters, version=1).pack()))
+    body = {"model": "b", "settings": {"served_model_name": "sql"}}
+    assert "'sql' is an adapter of the model 'alpha'" in message(change(http, "load", **body))
     assert states(http) == {"alpha": "ready"}
 
 
