@@ -187,13 +187,20 @@ class SchedulerReplica:
     # --- the list of the models ---
 
     async def _read_list(self, listing: ModelList, cluster: str) -> None:
-        """Load the models of the list, which has to be known: the ids and the seats of a model depend on it."""
+        """Load the models of the list. Where its server is only one of several shards and away, those of the
+        configuration: requests in the other shards wait for a scheduler."""
         while not self._models:
             try:
                 await self._update(await listing.read(), cluster)
             except PoolUnavailable as error:
                 log.warning("waiting for the pool: %s", error)
-                await asyncio.sleep(self._settings.constants.lease / 3)
+                if self._models:
+                    return
+                if len(self._settings.shards) == 1:
+                    await asyncio.sleep(self._settings.constants.lease / 3)
+                    continue
+                for each in self._settings.each:
+                    await self._load(ListedModel(each), cluster)
 
     async def _follow_list(self, listing: ModelList, cluster: str) -> None:
         """Serve the models of the list. The owner of the default model's first seat removes those that have left."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from tiny_models import make_tiny_model
 
 from actors import scheduler
@@ -29,7 +30,7 @@ class Scheduler:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.listing = settings, ModelList(settings)
         self.replica = SchedulerReplica(settings.without_secrets() | {"redis_url": settings.redis_url})
-        self.replica.reconfigure({"engines": 1})
+        self.replica.reconfigure({"engines": settings.engines})
 
     def entry(self, folder: Path, **own: Any) -> Entry:
         return own_entry(self.settings.of_server(), {"model": str(folder), "pool": self.settings.pool} | own, Settings)
@@ -168,3 +169,12 @@ async def test_the_engines_of_a_model_that_leaves_are_not_announced(made: Schedu
     await asyncio.sleep(0.2)
     announcing.cancel()
     assert (await model.pools[0].engines(model.seats.cluster, 1)).wanted == 1
+
+
+async def test_a_shard_that_is_away_does_not_hold_up_a_scheduler_that_starts(made: Scheduler, pool_url: str) -> None:
+    url = SecretStr(f"0=redis://127.0.0.1:1 1={pool_url}")
+    settings = made.settings.model_copy(update={"redis_url": url, "engines": 2})
+    sharded = Scheduler(settings)
+    await asyncio.wait_for(sharded.replica._read_list(sharded.listing, CLUSTER), 30)
+    assert [model.settings.model for model in sharded.models] == ["default"]
+    await sharded.close()
