@@ -226,6 +226,8 @@ class SchedulerReplica:
                 self._leaving.setdefault(tag, time.monotonic())
             elif self._leaving.pop(tag, None) is not None or tag not in known:
                 await served.come_back()
+        order = {tag: place for place, tag in enumerate(found)}  # all agree which model is the default
+        self._models.sort(key=lambda model: order.get(model.settings.tag, len(order)))
 
     async def _load(self, one: ListedModel, cluster: str) -> SchedulerModel | None:
         """A model that is new in the list. One that was added and cannot be loaded is left to a later look. Raises

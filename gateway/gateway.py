@@ -342,8 +342,12 @@ class GatewayProcess:
                     self.all = [each for each in self.all if each is not gateway]
                     self._runs.pop(gateway).cancel()
                     await gateway.stop()
-            for tag in found.keys() - {gateway.settings.tag for gateway in self.all}:
-                await self._begin(source, found[tag])
+            known = {gateway.settings.tag for gateway in self.all}
+            for one in found.values():
+                if one.settings.tag not in known:
+                    await self._begin(source, one)
+            order = {tag: place for place, tag in enumerate(found)}  # the default is the same at all gateways
+            self.all = sorted(self.all, key=lambda each: order.get(each.settings.tag, len(order)))
 
     async def _begin(self, source: ModelSource, one: ListedModel) -> None:
         """Serve a model that is new in the list. One that cannot be served is tried again at each look."""
@@ -368,7 +372,8 @@ class GatewayProcess:
 
 def load_models(source: ModelSource, listed: Iterable[ListedModel]) -> list[ModelPools]:
     """What a gateway that starts needs of each model of the list. One that was added and cannot be served is left out;
-    the gateway tries it again later. Raises ModelError and SettingsError for one of the configuration."""
+    the gateway tries it again later. Raises ModelError and SettingsError for one of the configuration, or if none is
+    left."""
     found: list[ModelPools] = []
     for one in listed:
         try:
@@ -380,6 +385,8 @@ def load_models(source: ModelSource, listed: Iterable[ListedModel]) -> list[Mode
             log.error("%s is not served: %s", one.settings.model, error)
         else:
             found.append(made)
+    if not found:
+        raise ModelError("none of the models that were added can be served")
     return found
 
 

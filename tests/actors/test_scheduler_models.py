@@ -122,10 +122,13 @@ async def test_an_added_model_whose_files_are_gone_does_not_end_the_scheduler(
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     await made.listing.add(made.entry(copy))
-    shutil.rmtree(copy)
+    moved = copy.rename(tmp_path / "moved")
     await made.listing.add(made.entry(folder))
     await made.look()
     assert [model.settings.model for model in made.models] == ["default", str(folder)]
+    moved.rename(copy)
+    await made.look()
+    assert [model.settings.model for model in made.models] == ["default", str(copy), str(folder)]
 
 
 async def test_the_next_model_s_owner_leads_when_the_default_model_leaves(
