@@ -75,8 +75,8 @@ class SchedulerModel:
                 await pool.scale(self.seats.cluster, self.settings.engines)
 
     async def gone(self) -> bool:
-        """Whether it has no requests and no engines any more. Without requests, its engines go. Raises
-        PoolUnavailable."""
+        """Whether it has no requests and no engines any more. Without requests, its engines go. Those of another
+        cluster have to go there, before the list forgets the model. Raises PoolUnavailable."""
         overviews = [await pool.overview() for pool in self.pools]
         if any(overview.waiting + overview.running for overview in overviews):
             await self.come_back()  # the cluster may have been started meanwhile
@@ -84,7 +84,8 @@ class SchedulerModel:
         for pool in self.pools:
             await pool.scale(self.seats.cluster, 0)
         seats = [await pool.engines(self.seats.cluster, 0) for pool in self.pools]
-        return not any(each.indices for each in seats)
+        held = any(seat.alive for overview in overviews for seat in overview.seats)
+        return not held and not any(each.indices for each in seats)
 
     def context(
         self, seat: Seat, counters: Counters, owner: str, node: str, lifeline: Lifeline, tracer: Tracer | None

@@ -97,6 +97,21 @@ async def test_a_model_that_is_added_again_has_its_new_settings(made: Scheduler,
     assert (await model.pools[0].engines(model.seats.cluster, 2)).wanted == 2
 
 
+async def test_a_model_that_leaves_waits_for_the_engines_of_another_cluster(made: Scheduler, folder: Path) -> None:
+    """Nobody would remove them if the list forgot the model first."""
+    await made.listing.add(made.entry(folder))
+    await made.look()
+    model, other = made.models[1], f"other.m{made.models[1].settings.tag}"
+    (pool,) = model.pools
+    epoch = (await pool.acquire(f"{other}/0", "owner", 60.0)).epoch
+    await made.listing.leave(model.settings)
+    await made.look()
+    assert not await model.gone()
+    await pool.scale(other, 0)
+    assert await pool.release(f"{other}/0", epoch, [], True)
+    assert await model.gone()
+
+
 async def test_a_seat_under_former_settings_is_given_back(made: Scheduler, folder: Path) -> None:
     before = await again(made, folder, engines=2)
     ended: list[bool] = []
