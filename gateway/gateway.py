@@ -38,6 +38,7 @@ from services.metrics import Counters
 from services.model_list import ListedModel
 from services.models.generation import SamplingDefaults
 from services.models.info import choose_length
+from services.models.resolve import split
 from services.pool.pool import RequestPool
 from services.pool.shards import PoolShard, model_of
 from services.settings.models import TAG, Entry, check_names, entries, own_entry
@@ -307,7 +308,7 @@ class GatewayProcess:
         assert self._source, "models come from a list"
         gateway = next((each for each in self.all if name in each.model.names), None)
         listed = (one.settings for one in await self._source.read())
-        unserved = (each for each in listed if name in (each.model, *each.served_model_name))
+        unserved = (each for each in listed if name in (split(each.model)[0], *each.served_model_name))
         settings = gateway.settings if gateway else next(unserved, None)
         if settings is None:
             raise ApiError(Kind.MODEL_NOT_FOUND, f"The model '{name[:100]}' does not exist.", "model")

@@ -262,7 +262,7 @@ def test_an_added_model_that_cannot_be_served_leaves_the_others_alone(
 ) -> None:
     """Its files are gone, or it has the name of another one since the configuration has changed."""
     one, _ = gateways
-    stacks["a"].call(_add(settings, {"model": "absent", "served_model_name": "absent"}))
+    stacks["a"].call(_add(settings, {"model": "absent@1", "served_model_name": "away"}))
     stacks["a"].call(_add(settings, {"model": "b", "pool": f"{settings.pool}-2", "served_model_name": "alpha"}))
     stacks["a"].call(_add(settings, {"model": "b", "served_model_name": "beta"}))
     wait_until(lambda: states(one) == {"alpha": "ready", "beta": "ready"})
