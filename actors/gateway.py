@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.ray_private import listen_on_node_address
 from actors.replica import find_model, open_shards
 from gateway.app import create_app, prepare_process
-from gateway.gateway import ModelPools
+from gateway.gateway import ModelPools, load_models
 from gateway.model import ServedModel
 from services.errors import PoolUnavailable
 from services.joined import described, join
@@ -50,7 +50,7 @@ class GatewayReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Raises SettingsError if the settings do not allow it to join the other servers of the pool."""
         source = ModelSource(self._settings)
-        models = [load_model(one.settings) for one in await source.first()]
+        models = load_models(source, await source.first())
         for one in models:
             said = described(one.settings, one.model.tokenizer.tables)
             await join(said, [shard.pool for shard in one.pools], log.warning)

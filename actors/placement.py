@@ -21,6 +21,7 @@ from services.errors import SettingsError
 from services.settings.settings import Settings
 
 NAMESPACE = "orca"
+ADDED = 64  # ranks of models that an operator may add
 
 _group_lock = threading.Lock()  # the ranks of a seat are created from several threads
 
@@ -95,9 +96,9 @@ def label_of(actor: str) -> str:
     return found[1]
 
 
-def model_of_label(engine: str) -> str:
-    """What the labels of the engines of one model have in common."""
-    return engine.rpartition(".")[0]
+def tag_of_label(engine: str) -> str:
+    """The tag of the model of the engine with this label."""
+    return engine.rpartition(".")[0].removeprefix("m")
 
 
 def engine_labels() -> list[str]:

@@ -25,14 +25,15 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from actors.knobs import CPU_BATCH
-from actors.placement import cluster_id
+from actors.placement import ADDED, cluster_id
 from actors.ray_private import set_replicas
 from actors.replica import find_model, open_shards
 from actors.seat import ModelSeats
 from services.autoscaling import EngineCount, Scaling, load_of
 from services.background import keep_running
 from services.engine.settings import MOST_REQUESTS
-from services.errors import PoolUnavailable
+from services.errors import ModelError, PoolUnavailable, SettingsError
+from services.model_list import ListedModel, ModelList
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats, cluster_of_model
@@ -112,12 +113,12 @@ async def announce(pool: Engines, cluster: str, configured: int, pause: float) -
             await asyncio.sleep(pause)
 
 
-async def follow(models: Sequence[ModelSeats], period: float) -> None:
+async def follow(models: Sequence[ModelSeats], period: float, running: int) -> None:
     """Let Serve run as many schedulers as the models need, and a spare, looking every `period` seconds; `models` may
-    change. To be called in a replica of their deployment, for which Serve has the number for the configured engines.
-    Returns if Serve does not allow it: its application has no `external_scaler_enabled`, as with its autoscaling."""
+    change. To be called in a replica of their deployment, for which Serve has the number `running`. Returns if Serve
+    does not allow it: its application has no `external_scaler_enabled`, as with its autoscaling."""
     context = serve.get_replica_context()
-    running, told_at = sum(model.engines() for model in models) + 1, time.monotonic()
+    told_at = time.monotonic()
     known: dict[str, LastAnswers[ClusterSeats]] = {}
     while True:
         await asyncio.sleep(period)
@@ -140,11 +141,11 @@ async def follow(models: Sequence[ModelSeats], period: float) -> None:
 def scheduler_scaling(settings: Settings, values: dict[str, Any]) -> AutoscalingConfig:
     """Serve's autoscaling of schedulers: one for each engine, and the spare. `values` are settings by name as the
     schedulers get them."""
-    models = settings.each
+    models, added = settings.each, ADDED * bool(settings.operator_api_key)
     return AutoscalingConfig(
         min_replicas=sum(each.fewest_engines if each.max_engines else each.engines for each in models) + 1,
         initial_replicas=sum(each.engines for each in models) + 1,
-        max_replicas=sum(each.most_engines for each in models) + 1,
+        max_replicas=sum(each.most_engines for each in models) + 1 + added,
         upscale_delay_s=0.0,  # the policy has its own delays
         downscale_delay_s=0.0,
         policy=AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs=values),
@@ -192,16 +193,19 @@ class EnginePolicy:
 
 
 class EngineScaler:
-    """Follows the load of each model. `replicas` is the number of schedulers that are needed, 0 before it is known."""
+    """Follows the load of each model of the list. `replicas` is the number of schedulers that are needed, 0 before it
+    is known."""
 
     def __init__(self, settings: Settings) -> None:
-        self._models = settings.each
+        self._settings = settings
+        self._listed: dict[str, ListedModel] = {}  # by the tags of the models
         self._needed: dict[str, int] = {}  # schedulers of each model, by its tag
         self._stopped = threading.Event()
 
     @property
     def replicas(self) -> int:
-        return sum(self._needed.values()) + 1 if len(self._needed) == len(self._models) else 0
+        known = self._listed and self._listed.keys() <= self._needed.keys()
+        return sum(self._needed[tag] for tag in self._listed) + 1 if known else 0
 
     def start(self) -> None:
         threading.Thread(target=self._live, name="autoscaling", daemon=True).start()
@@ -211,27 +215,56 @@ class EngineScaler:
         self._stopped.set()
 
     def _live(self) -> None:
-        asyncio.run(self._follow_all())
+        asyncio.run(self.run())
 
-    async def _follow_all(self) -> None:
-        await asyncio.gather(*(keep_running(partial(self._follow, each)) for each in self._models))
+    async def run(self) -> None:
+        """Follow the models of the list until stopped. While the pool is away, they stay as they are."""
+        listing, following = ModelList(self._settings), dict[str, tuple[Settings, asyncio.Task[None]]]()
+        try:
+            while not self._stopped.is_set():
+                with contextlib.suppress(PoolUnavailable):
+                    self._listed = {one.settings.tag: one for one in await listing.read()}
+                for tag, (settings, task) in [*following.items()]:
+                    if tag not in self._listed or self._listed[tag].settings != settings:
+                        task.cancel()
+                        del following[tag]
+                        self._needed.pop(tag, None)
+                for tag in self._listed.keys() - following.keys():
+                    one = self._listed[tag]
+                    part = keep_running(partial(self._follow, one))
+                    following[tag] = one.settings, asyncio.create_task(part)
+                await asyncio.sleep(INTERVAL)
+        finally:
+            for _, task in following.values():
+                task.cancel()
+            await asyncio.gather(*(task for _, task in following.values()), return_exceptions=True)
+            await listing.close()
 
-    async def _follow(self, settings: Settings) -> None:
-        """Decide each `INTERVAL` seconds until stopped, if the model has `max_engines`. While the pool is away, the
-        number stays as it is."""
-        _, model = await asyncio.to_thread(find_model, settings)
+    async def _follow(self, one: ListedModel) -> None:
+        """Decide each `INTERVAL` seconds, if the model has `max_engines` and does not leave. While the pool is away,
+        the number stays as it is. An added model that cannot be loaded does not hold up the others."""
+        settings, tag = one.settings, one.settings.tag
+        try:
+            _, model = await asyncio.to_thread(find_model, settings)
+        except (ModelError, SettingsError):
+            if one.added:
+                self._needed.setdefault(tag, 0)
+                await asyncio.sleep(REFRESH)
+            raise
         pools = [shard.pool for shard in open_shards(settings, model)]
-        cluster = cluster_of_model(cluster_id(), settings.tag)
+        cluster = cluster_of_model(cluster_id(), tag)
         known = KnownPools()
         count: EngineCount | None = None
         try:
-            while not self._stopped.is_set():
+            while True:
+                leaving = tag in self._listed and self._listed[tag].leaving  # others remove its engines then
                 with contextlib.suppress(PoolUnavailable):
                     if count is None and settings.max_engines:  # this controller may follow one that has died
                         overviews = await known.overviews.of(pool.overview() for pool in pools)
                         wanted = combined(overviews).wanted.get(cluster, settings.engines)
                         count = EngineCount(scaling_of(settings), wanted)
-                    self._needed[settings.tag] = await decide(pools, cluster, count, settings.engines, known)
+                    configured = 0 if leaving else settings.engines
+                    self._needed[tag] = await decide(pools, cluster, None if leaving else count, configured, known)
                 await asyncio.sleep(INTERVAL)
         finally:
             for pool in pools:

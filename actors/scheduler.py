@@ -27,7 +27,7 @@ from actors.replica import find_model, open_shards
 from actors.scaling import announce, follow
 from actors.seat import ModelSeats, Seat, take_seat
 from services.background import keep_running, start
-from services.errors import PoolUnavailable
+from services.errors import ModelError, PoolUnavailable, SettingsError
 from services.limits import return_memory
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
@@ -75,8 +75,8 @@ class SchedulerModel:
                 await pool.scale(self.seats.cluster, self.settings.engines)
 
     async def gone(self) -> bool:
-        """Whether it has no requests and no engines any more. Without requests, its engines go. Raises
-        PoolUnavailable."""
+        """Whether it has no requests and no engines any more. Without requests, its engines go. Those of another
+        cluster have to go there, before the list forgets the model. Raises PoolUnavailable."""
         overviews = [await pool.overview() for pool in self.pools]
         if any(overview.waiting + overview.running for overview in overviews):
             await self.come_back()  # the cluster may have been started meanwhile
@@ -84,7 +84,8 @@ class SchedulerModel:
         for pool in self.pools:
             await pool.scale(self.seats.cluster, 0)
         seats = [await pool.engines(self.seats.cluster, 0) for pool in self.pools]
-        return not any(each.indices for each in seats)
+        held = any(seat.alive for overview in overviews for seat in overview.seats)
+        return not held and not any(each.indices for each in seats)
 
     def context(
         self, seat: Seat, counters: Counters, owner: str, node: str, lifeline: Lifeline, tracer: Tracer | None
@@ -163,7 +164,9 @@ class SchedulerReplica:
         try:
             while not self._draining:
                 seat = await take_seat(self._seats, owner, settings.constants.lease, counters)
-                model = next(model for model in self._models if model.settings.tag == seat.model)
+                model = next((model for model in self._models if model.settings.tag == seat.model), None)
+                if model is None:  # it was removed just now, and the seat goes with it
+                    continue
                 context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership, self._owned = Ownership(context, seat, engine_lost_at), seat
@@ -185,13 +188,20 @@ class SchedulerReplica:
     # --- the list of the models ---
 
     async def _read_list(self, listing: ModelList, cluster: str) -> None:
-        """Load the models of the list, which has to be known: the ids and the seats of a model depend on it."""
+        """Load the models of the list. Where its server is only one of several shards and away, those of the
+        configuration: requests in the other shards wait for a scheduler."""
         while not self._models:
             try:
                 await self._update(await listing.read(), cluster)
             except PoolUnavailable as error:
                 log.warning("waiting for the pool: %s", error)
-                await asyncio.sleep(self._settings.constants.lease / 3)
+                if self._models:
+                    return
+                if len(self._settings.shards) == 1:
+                    await asyncio.sleep(self._settings.constants.lease / 3)
+                    continue
+                for each in self._settings.each:
+                    await self._load(ListedModel(each), cluster)
 
     async def _follow_list(self, listing: ModelList, cluster: str) -> None:
         """Serve the models of the list. The owner of the default model's first seat removes those that have left."""
@@ -203,25 +213,52 @@ class SchedulerReplica:
                     await self._remove_left(listing)
 
     async def _update(self, listed: Sequence[ListedModel], cluster: str) -> None:
-        configured = {each.tag: place for place, each in enumerate(self._settings.each)}
+        found = {one.settings.tag: one for one in listed}
+        for model in [*self._models]:
+            one = found.get(model.settings.tag)
+            if one is None or one.settings != model.settings:  # it was removed, and perhaps added again
+                await self._forget(model)
         known = {model.settings.tag: model for model in self._models}
-        for one in listed:
-            tag = one.settings.tag
-            if known.pop(tag, None) is None:
-                engines = partial(self._engines_of, one.settings, configured.get(tag))
-                model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
-                self._models.append(model)
-                self._seats.append(model.seats)
-                if not one.leaving:
-                    await model.come_back()
+        for tag, one in found.items():
+            served = known.get(tag) or await self._load(one, cluster)
+            if served is None or served.settings != one.settings:
+                continue
             if one.leaving:
                 self._leaving.setdefault(tag, time.monotonic())
-        for tag, model in known.items():
-            self._leaving.pop(tag, None)
-            self._models.remove(model)
+            elif self._leaving.pop(tag, None) is not None or tag not in known:
+                await served.come_back()
+        order = {tag: place for place, tag in enumerate(found)}  # all agree which model is the default
+        self._models.sort(key=lambda model: order.get(model.settings.tag, len(order)))
+
+    async def _load(self, one: ListedModel, cluster: str) -> SchedulerModel | None:
+        """A model that is new in the list. One that was added and cannot be loaded is left to a later look. Raises
+        ModelError and SettingsError for a model of the configuration."""
+        tag = one.settings.tag
+        configured = [] if one.added else [each.tag for each in self._settings.each]
+        place = configured.index(tag) if tag in configured else None
+        try:
+            engines = partial(self._engines_of, one.settings, place)
+            model = await asyncio.to_thread(SchedulerModel.load, one.settings, cluster, engines)
+        except (ModelError, SettingsError) as error:
+            if not one.added:
+                raise
+            log.error("%s cannot be loaded: %s", one.settings.model, error)
+            return None
+        self._models.append(model)
+        self._seats.append(model.seats)
+        return model
+
+    async def _forget(self, model: SchedulerModel) -> None:
+        """Take no more seats of a model. If this process has one, it gives it back first."""
+        self._leaving.pop(model.settings.tag, None)
+        if model.seats in self._seats:
             self._seats.remove(model.seats)
-            for pool in model.pools:
-                await pool.close()
+        if self._ownership and self._owned and self._owned.model == model.settings.tag:
+            self._ownership.stop()
+            return
+        self._models.remove(model)
+        for pool in model.pools:
+            await pool.close()
 
     def _engines_of(self, model: Settings, place: int | None) -> int:
         """The configured number of engines of a model, which is at this `place` of the configuration if it was not
@@ -248,14 +285,19 @@ class SchedulerReplica:
 
     async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
-        if not self._leads:
-            return await ownership.run()
-        following = partial(follow, self._seats, self._settings.constants.lease / 3)
-        task = start(keep_running(following), "the number of schedulers")
+        task = start(keep_running(self._follow_engines), "the number of schedulers")
         try:
             return await ownership.run()
         finally:
             task.cancel()
+
+    async def _follow_engines(self) -> None:
+        """Take care of the number of schedulers while this process leads, also if it does so later: the default model
+        may be removed."""
+        period = self._settings.constants.lease / 3
+        while not self._leads:  # noqa: ASYNC110 - it is computed anew each time
+            await asyncio.sleep(period)
+        await follow(self._seats, period, sum(self._engines) + 1)
 
     async def _announce(self) -> None:
         """Tell all pools the number of engines of each configuration that is read; a pool that is away, later."""
@@ -266,7 +308,8 @@ class SchedulerReplica:
             for task in telling:
                 task.cancel()
             pause = self._settings.constants.lease / 3
-            calls = (announce(pool, one.cluster, one.engines(), pause) for one in self._seats for pool in one.pools)
+            staying = [one for one in self._seats if one.tag not in self._leaving]
+            calls = (announce(pool, one.cluster, one.engines(), pause) for one in staying for pool in one.pools)
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()

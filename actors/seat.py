@@ -80,7 +80,10 @@ async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, coun
     try:
         while True:
             reached: list[SeatHolders] = []
-            for model, (shard, pool) in [(each, place) for each in models for place in enumerate(each.pools)]:
+            places = [(each, place) for each in models for place in enumerate(each.pools)]
+            for gone in holders.keys() - {pool for _, (_, pool) in places}:
+                holders.pop(gone).close()
+            for model, (shard, pool) in places:
                 watching = holders.setdefault(pool, SeatHolders(owner.rpartition(":")[0], counters))
                 try:
                     seats = await pool.engines(model.cluster, model.engines())

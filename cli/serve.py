@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from actors.cluster.processes import end_processes_of
@@ -105,8 +105,10 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
     command = command_of(settings)
     settings = settings.model_copy(update={"files_dir": str(place.files)})
     steps = Steps(STEPS, "preparing the model", say)
-    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, say, steps), say)
-    serving, signals = asyncio.create_task(_run(supervisor, settings, server, command, say, steps)), _stop_signals()
+    names: set[str] = set()  # of the models of the configuration in the API, when they are known
+    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings, names, say, steps), say)
+    running = _run(supervisor, settings, server, command, names, say, steps)
+    serving, signals = asyncio.create_task(running), _stop_signals()
     interrupt = asyncio.create_task(signals.get())
     try:
         await asyncio.wait({serving, interrupt}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,10 +128,17 @@ async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progre
 
 
 async def _run(
-    supervisor: Supervisor, settings: Settings, server: PoolServer | None, command: str, say: Progress, steps: Steps
+    supervisor: Supervisor,
+    settings: Settings,
+    server: PoolServer | None,
+    command: str,
+    served: set[str],
+    say: Progress,
+    steps: Steps,
 ) -> None:
     async with steps:
         models, _ = await asyncio.gather(in_daemon_thread(Prepared.each, settings, say), _compile(settings, say))
+        served |= {model.names[0] for model in models}
         for one in models:
             if one.defaults:
                 which = f"{one.names[0]}: " * (len(models) > 1)
@@ -269,8 +278,9 @@ def _check_port(settings: Settings) -> None:
         raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
 
 
-async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
-    """Wait until the server answers that it is ready, and say how it keeps the weights."""
+async def _until_ready(settings: Settings, names: Collection[str], say: Progress, steps: Steps) -> None:
+    """Wait until the server answers that it is ready, with the models of these names, and say how it keeps the
+    weights."""
     answers = False
     import httpx
 
@@ -281,7 +291,7 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 ready = await client.get("/ready")
-                if ready.is_success and not unready_models(ready.text):
+                if ready.is_success and not unready_models(ready.text, names):
                     for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
                         say(f"weights: {weights}")
                     return steps.end()
@@ -292,11 +302,11 @@ async def _until_ready(settings: Settings, say: Progress, steps: Steps) -> None:
             await asyncio.sleep(0.1)
 
 
-def unready_models(text: str) -> list[str]:
-    """The lines of the text of /ready about models without an engine that is ready, or that wakes up."""
+def unready_models(text: str, names: Collection[str]) -> list[str]:
+    """The lines of the text of /ready about models of these names without an engine that is ready, or that wakes up."""
     asleep = {level.name.lower() for level in SleepLevel}
-    models = (line for line in text.splitlines() if line.startswith("model "))
-    return [line for line in models if line.rpartition(": ")[2] not in asleep]
+    own = tuple(f"model {name}{end}" for name in names for end in (": ", ", shard "))
+    return [line for line in text.splitlines() if line.startswith(own) and line.rpartition(": ")[2] not in asleep]
 
 
 def _ready_line(settings: Settings, fragment: str, has_chat: bool) -> str:

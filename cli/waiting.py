@@ -15,7 +15,7 @@ from services.pool.pool import LAYOUT, RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.users import in_use
-from services.settings.models import OWN
+from services.settings.models import OWN, TAG
 from services.settings.settings import NAMES, SECRETS, Settings
 
 _META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
@@ -30,13 +30,16 @@ def command_of(settings: Settings) -> str:
         if name in settings.model_fields_set and name in NAMES and name not in SECRETS | own | {"models"}
     }
     words = ["orca", "serve", *(word for name, value in values.items() for word in _flag(name, value))]
-    return shlex.join(words) + "  # and its API keys" * bool(settings.tenants)
+    return shlex.join(words) + "  # and its API keys" * bool(settings.tenants or settings.operator_api_key)
 
 
 def _served(settings: Settings) -> str | list[str]:
     """The model, or an entry with what is not a default for each of several."""
     defaults = Settings().model_dump(mode="json")
-    changed = [{name: value for name, value in entry.items() if value != defaults[name]} for entry in settings.models]
+    changed = [
+        {name: value for name, value in entry.items() if name != TAG and value != defaults[name]}
+        for entry in settings.models
+    ]
     return [
         json.dumps({"model": entry["model"]} | own) for entry, own in zip(settings.models, changed, strict=True)
     ] or settings.model

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import resource
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,9 @@ from services.joined import described
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.model_list import ListedModel
+from services.models.generation import SamplingDefaults
 from services.models.info import choose_length
+from services.models.resolve import split
 from services.pool.pool import RequestPool
 from services.pool.shards import PoolShard, model_of
 from services.settings.models import TAG, Entry, check_names, entries, own_entry
@@ -43,6 +47,8 @@ from services.tracing.tracer import open_tracer
 
 PERIOD = 1.0  # seconds between looks at the list of the models
 STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Gateway:
         model = self.model = replace(served.model, info=replace(served.model.info, max_model_len=length))
         self.process = process
         self.leaving = False  # it takes no new requests
+        self.gone = False  # it has no engines any more
         self.id, self.executor = process.id, process.executor
         self.counters = Counters(settings.metrics_tenants)
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
@@ -92,6 +99,13 @@ class Gateway:
     def requests(self) -> int:
         """The number of requests of this model that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
+
+    async def knows(self, caller: Caller) -> bool:
+        """Whether the model has a request with the caller's idempotency key. Raises PoolUnavailable."""
+        if not (key := caller.idempotency_key):
+            return False
+        pools = (shard.pool for shard in self.shards.all)
+        return any(await asyncio.gather(*(pool.knows("", caller.tenant, key) for pool in pools)))
 
     def of(self, request: str) -> Gateway:
         """The model of a request: see `GatewayProcess.of`."""
@@ -151,7 +165,8 @@ class GatewayProcess:
         self._source = source
         self._runs: dict[Gateway, asyncio.Task[None]] = {}
         self._updating = asyncio.Lock()
-        check_names([_named(each.model, each.shards.all[0].pool) for each in self.all])
+        self._unserved: dict[str, str] = {}  # why models of the list are not, by their tags
+        check_names(self._names)
 
     @property
     def first(self) -> Gateway:
@@ -160,37 +175,42 @@ class GatewayProcess:
 
     async def called(self, name: str | None, caller: Caller, earlier: str = "") -> tuple[Gateway, Caller]:
         """The model of this name, by default the first, and the caller with the adapter that has the name, if one has.
-        `earlier`: the request that the client resumes, see `Adapters.named_by`. Raises ApiError if there is none, or if
-        it takes no new requests; PoolUnavailable."""
+        `earlier`: the request that the client resumes, whose model is the default then; see also `Adapters.named_by`.
+        Raises ApiError if there is none, or if it takes no new requests; PoolUnavailable."""
         if name is None:
-            return self.first, caller
+            return (await self.holding(earlier) if earlier else self.first), caller
         for gateway in self.all:
             if name in gateway.model.names:
-                return self._taking(gateway, name, earlier), caller
+                return await self._taking(gateway, name, caller, earlier), caller
         for gateway in self.all:
             adapted = await gateway.adapters.named_by(name, caller, earlier)
             if adapted.adapter:
-                return self._taking(gateway, name, earlier), adapted
+                return await self._taking(gateway, name, caller, earlier), adapted
         served = " or ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def _taking(self, gateway: Gateway, name: str, earlier: str) -> Gateway:
-        """The model, unless it is being removed and the client resumes no earlier request. Raises ApiError."""
-        if gateway.leaving and not earlier:
+    async def _taking(self, gateway: Gateway, name: str, caller: Caller, earlier: str) -> Gateway:
+        """The model, unless it is being removed and has no earlier request that the client resumes or repeats. Raises
+        ApiError; PoolUnavailable."""
+        if gateway.leaving and not (earlier or await gateway.knows(caller)):
             text = f"The model '{name[:100]}' is being removed: it ends the requests that it has."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
         return gateway
 
-    async def check_name(self, adapter: str, own: Gateway) -> None:
-        """Raises ApiError if a model, or an adapter of another model than `own`, has the name of this adapter; and
+    async def check_name(self, adapter: str, model: Gateway) -> None:
+        """Raises ApiError if a model, or an adapter of another one than `model`, has the name of this adapter;
         PoolUnavailable."""
         if any(adapter in gateway.model.names for gateway in self.all):
             raise ApiError(Kind.INVALID, f"'{adapter}' is a model's name; an adapter needs another one.", "lora_name")
-        for gateway in self.all:
-            if gateway is not own and await gateway.adapters.has(adapter):
-                text = f"'{adapter}' is an adapter of the model '{gateway.model.name}'; unload it first."
-                raise ApiError(Kind.INVALID, text, "lora_name")
+        await self._check_adapters([adapter], "lora_name", model)
+
+    async def _check_adapters(self, names: Iterable[str], param: str, but: Gateway | None = None) -> None:
+        """Raises ApiError if an adapter of a model, `but` not of this one, has one of these names; PoolUnavailable."""
+        for name, gateway in itertools.product(names, self.all):
+            if gateway is not but and await gateway.adapters.has(name):
+                text = f"'{name}' is an adapter of the model '{gateway.model.name}'; unload it, or take another name."
+                raise ApiError(Kind.INVALID, text, param)
 
     def of(self, request: str) -> Gateway:
         """The model of a request, which its id names. Raises ApiError if it is not served (any more)."""
@@ -271,29 +291,37 @@ class GatewayProcess:
             own = own_entry(self.settings.of_server(), given, Settings)
             own["model"] = await asyncio.to_thread(source.pin, own["model"])
             made = await asyncio.to_thread(source.load, self.settings.of_model(own))
-            known = [_named(each.model, each.shards.all[0].pool) for each in self.all]
-            check_names([*known, _named(made.model, made.pools[0].pool)])
-            for name in made.model.names:
-                if any([await gateway.adapters.has(name) for gateway in self.all]):
-                    raise ValueError(f"{name!r} is an adapter's name; unload it, or choose another served_model_name")
+            check_names([*self._names, _named(made.model, made.pools[0].pool)])
+            await self._check_adapters(made.model.names, "model")
             await source.add(own)
         except (ModelError, SettingsError, ValueError) as error:
             raise ApiError(Kind.INVALID, f"The model cannot be served: {error}", "model") from None
         await self._update(source)
-        return next(gateway for gateway in self.all if gateway.settings.tag == own[TAG])
+        if added := next((gateway for gateway in self.all if gateway.settings.tag == own[TAG]), None):
+            return added
+        await source.leave(made.settings)
+        raise ApiError(Kind.INVALID, f"The model cannot be served: {self._unserved.get(own[TAG], 'it left')}", "model")
 
-    async def unload(self, name: str) -> Gateway:
-        """Let a model take no new requests, and go when it has none any more. Raises ApiError, PoolUnavailable."""
+    async def unload(self, name: str) -> Model:
+        """Let a model take no new requests, and go when it has none any more. Returns its card. Raises ApiError,
+        PoolUnavailable."""
         assert self._source, "models come from a list"
         gateway = next((each for each in self.all if name in each.model.names), None)
-        if gateway is None:
+        listed = (one.settings for one in await self._source.read())
+        unserved = (each for each in listed if name in (split(each.model)[0], *each.served_model_name))
+        settings = gateway.settings if gateway else next(unserved, None)
+        if settings is None:
             raise ApiError(Kind.MODEL_NOT_FOUND, f"The model '{name[:100]}' does not exist.", "model")
         try:
-            await self._source.leave(gateway.settings)
+            await self._source.leave(settings)
         except SettingsError as error:
             raise ApiError(Kind.INVALID, f"The model '{name[:100]}' stays: {error}.", "model") from None
+        if gateway is None:  # it could not be served, so nothing is known of it
+            info = replace(self.first.model.info, name=settings.model, max_model_len=settings.max_model_len)
+            unknown = replace(self.first.model, info=info, defaults=SamplingDefaults())
+            return {**unknown.card(name), "status": "leaving"}
         gateway.leaving = True
-        return gateway
+        return gateway.model_card(gateway.model.name)
 
     async def _follow(self, source: ModelSource) -> None:
         """Serve the models of the list, looking each `PERIOD` seconds."""
@@ -303,19 +331,64 @@ class GatewayProcess:
             await asyncio.sleep(PERIOD)
 
     async def _update(self, source: ModelSource) -> None:
-        """Begin to serve models that are new in the list, and stop those that are not in it any more."""
+        """Begin to serve models that are new in the list, and stop those that are not in it any more, when their last
+        answers have been read."""
         async with self._updating:
-            known = {gateway.settings.tag: gateway for gateway in self.all}
-            for one in await source.read():
-                if (gateway := known.pop(one.settings.tag, None)) is None:
-                    gateway = Gateway(self, await asyncio.to_thread(source.load, one.settings))
-                    self._runs[gateway] = self._group.create_task(gateway.run())
-                    self.all = [*self.all, gateway]
-                gateway.leaving = one.leaving
-            for gateway in known.values():
-                self.all = [each for each in self.all if each is not gateway]
-                self._runs.pop(gateway).cancel()
-                await gateway.stop()
+            found = {one.settings.tag: one for one in await source.read()}
+            for gateway in self.all:
+                one = found.get(gateway.settings.tag)
+                gateway.gone = one is None or one.settings != gateway.settings  # perhaps it was added again
+                gateway.leaving = one is None or gateway.gone or one.leaving
+                if gateway.gone and not gateway.requests:
+                    self.all = [each for each in self.all if each is not gateway]
+                    self._runs.pop(gateway).cancel()
+                    await gateway.stop()
+            known = {gateway.settings.tag for gateway in self.all}
+            for one in found.values():
+                if one.settings.tag not in known:
+                    await self._begin(source, one)
+            order = {tag: place for place, tag in enumerate(found)}  # the default is the same at all gateways
+            self.all = sorted(self.all, key=lambda each: order.get(each.settings.tag, len(order)))
+
+    async def _begin(self, source: ModelSource, one: ListedModel) -> None:
+        """Serve a model that is new in the list. One that cannot be served is tried again at each look."""
+        try:
+            made = await asyncio.to_thread(source.load, one.settings)
+            check_names([*self._names, _named(made.model, made.pools[0].pool)])
+        except (ModelError, SettingsError) as error:
+            if self._unserved.get(one.settings.tag) != str(error):
+                log.error("%s is not served: %s", one.settings.model, error)
+            self._unserved[one.settings.tag] = str(error)
+            return
+        gateway = Gateway(self, made)
+        gateway.leaving = one.leaving
+        self._runs[gateway] = self._group.create_task(gateway.run())
+        self.all = [*self.all, gateway]
+        self._unserved.pop(one.settings.tag, None)
+
+    @property
+    def _names(self) -> list[tuple[str, Sequence[str], str]]:
+        return [_named(each.model, each.shards.all[0].pool) for each in self.all]
+
+
+def load_models(source: ModelSource, listed: Iterable[ListedModel]) -> list[ModelPools]:
+    """What a gateway that starts needs of each model of the list. One that was added and cannot be served is left out;
+    the gateway tries it again later. Raises ModelError and SettingsError for one of the configuration, or if none is
+    left."""
+    found: list[ModelPools] = []
+    for one in listed:
+        try:
+            made = source.load(one.settings)
+            check_names([_named(each.model, each.pools[0].pool) for each in (*found, made)])
+        except (ModelError, SettingsError) as error:
+            if not one.added:
+                raise
+            log.error("%s is not served: %s", one.settings.model, error)
+        else:
+            found.append(made)
+    if not found:
+        raise ModelError("none of the models that were added can be served")
+    return found
 
 
 def _named(model: ServedModel, pool: RequestPool) -> tuple[str, Sequence[str], str]:

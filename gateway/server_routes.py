@@ -207,8 +207,7 @@ async def unload_model(request: Request) -> Model:
     operator's key only."""
     process = gateway_of(request)
     fields = await parse(request, UnloadModel, process.limits)
-    gateway = await process.unload(fields.model)
-    return gateway.model_card(gateway.model.name)
+    return await process.unload(fields.model)
 
 
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))

@@ -25,10 +25,12 @@ return 1"""
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model with its settings. `leaving`: it takes no new requests, and goes when it has none any more."""
+    """A model with its settings. `leaving`: it takes no new requests, and goes when it has none any more. `added`: the
+    configuration does not have it, and what is wrong with it does not keep the others from being served."""
 
     settings: Settings
     leaving: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,12 @@ class ModelList:
         await self._change(change)
 
     async def leave(self, settings: Settings) -> None:
-        """Let a model take no new requests. Raises SettingsError for the last model that takes some."""
+        """Let a model take no new requests; nothing happens if it has gone. Raises SettingsError for the last model
+        that takes some."""
 
         def change(changes: _Changes) -> _Changes:
+            if all(_tag(one.settings) != _tag(settings) for one in self._listed(changes)):
+                return changes
             left = [one for one in self._listed(changes) if not one.leaving and _tag(one.settings) != _tag(settings)]
             if not left:
                 raise SettingsError("it is the last model; add another one before you remove it")
@@ -76,10 +81,12 @@ class ModelList:
         await self._change(change)
 
     async def drop(self, settings: Settings) -> None:
-        """Forget a model that left, whose engines are gone."""
+        """Forget a model that left, whose engines are gone; nothing happens if it was added again since."""
         tag = _tag(settings)
 
         def change(changes: _Changes) -> _Changes:
+            if tag not in changes.leaving:
+                return changes
             added = [entry for entry in changes.added if tag_of(entry["model"], entry["pool"]) != tag]
             gone = {*changes.gone} | ({tag} & {*map(_tag, self._configured)})
             return _Changes(added, [each for each in changes.leaving if each != tag], sorted(gone))
@@ -91,8 +98,9 @@ class ModelList:
 
     def _listed(self, changes: _Changes) -> list[ListedModel]:
         configured = [each for each in self._configured if _tag(each) not in changes.gone]
-        models = [*configured, *map(self._settings.of_model, changes.added)]
-        return [ListedModel(each, _tag(each) in changes.leaving) for each in models]
+        added = [*map(self._settings.of_model, changes.added)]
+        models = [*((each, False) for each in configured), *((each, True) for each in added)]
+        return [ListedModel(each, _tag(each) in changes.leaving, is_added) for each, is_added in models]
 
     async def _packed(self) -> str:
         found = await self._server.command("GET", self._key)

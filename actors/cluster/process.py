@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,13 +32,14 @@ from actors.cluster.environment import RAY_FOLDER
 from actors.engine_build import engine_settings, layout_of
 from actors.engine_record import records_in
 from actors.front_door import drain, refuse_connections
-from actors.placement import NAMESPACE, check_gpus, engine_labels, ensure_engine, model_of_label, remove_engine
+from actors.placement import ADDED, NAMESPACE, check_gpus, engine_labels, ensure_engine, remove_engine, tag_of_label
 from actors.ray_private import keep_gcs, set_replicas, slow_control_loop, use_small_head
 from actors.replica import find_model, open_shards
 from services.background import daemon_thread, quiet_moment, start_thread
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
+from services.model_list import ListedModel, ModelList
 from services.models import resolve
 from services.models.pin import pin_commit
 from services.pool.pool import RequestPool
@@ -48,7 +49,6 @@ from services.settings.sources import load
 APPLICATION = "orca"  # its name in Serve
 POLL = 0.05  # seconds
 LOOK_EVERY = 1.0  # seconds between looks whether an engine has failed
-ADDED = 64  # ranks of models that an operator may add
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     settings = settings.model_copy(update={"redis_url": SecretStr(received["redis_url"]), "durability": "everysec"})
     ready = threading.Event()
     watch = EngineWatch(records_in(folder), folder / RAY_FOLDER / "session_latest" / "logs")
-    watching = start_thread(lambda: _watch_engines(pipe, watch, received["was_ready"], ready), "engine-watch")
+    tags = {each.tag for each in settings.each}
+    watching = start_thread(lambda: _watch_engines(pipe, watch, tags, received["was_ready"], ready), "engine-watch")
     try:
         _deploy(settings, folder, serve)
         pipe.wait()  # until the server is ready
@@ -213,21 +214,26 @@ def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
     starting.result()
 
 
-def _watch_engines(pipe: Pipe, watch: EngineWatch, forever: bool, ready: threading.Event) -> None:
+def _watch_engines(
+    pipe: Pipe, watch: EngineWatch, tags: Collection[str], forever: bool, ready: threading.Event
+) -> None:
     """Send the failures of engines until the server is ready; their schedulers try again for ever.
 
     The start ends with an error if an engine refuses its model, and, except for `forever`, if all engines of a model
-    have failed several times. The supervisor then ends this process.
+    have failed several times. The supervisor then ends this process. That holds for the models of the configuration,
+    which have these `tags`: without the server, its operator could not remove another one.
     """
     failures = StartFailures()
     with contextlib.suppress(OrcaError), pipe.reporting():
         while not ready.wait(LOOK_EVERY):
             for failure in watch.look():
-                failures.add(failure)
+                if tag_of_label(failure.engine) in tags:
+                    failures.add(failure)
                 pipe.send(failed=str(failure))
             if not forever:
-                for _, engines in itertools.groupby(engine_labels(), key=model_of_label):
-                    failures.check(list(engines))
+                for tag, engines in itertools.groupby(engine_labels(), key=tag_of_label):
+                    if tag in tags:
+                        failures.check(list(engines))
 
 
 async def _quiet(settings: Settings) -> None:
@@ -252,11 +258,23 @@ def _pools(settings: Settings) -> list[RequestPool]:
 
 
 def _add_replicas(settings: Settings) -> None:
-    """Start the spare schedulers and the further gateways."""
+    """Start the spare schedulers, the schedulers of models that were added earlier, and the further gateways."""
     from actors.app import replicas
 
-    for name, count in replicas(settings).items():
+    added = sum(one.settings.engines for one in asyncio.run(_listed(settings)) if one.added and not one.leaving)
+    for name, count in (replicas(settings) | {"scheduler": replicas(settings)["scheduler"] + added}).items():
         set_replicas(APPLICATION, name, count)
+
+
+async def _listed(settings: Settings) -> list[ListedModel]:
+    """The models of the list in the pool's server; none if that does not answer."""
+    listing = ModelList(settings)
+    try:
+        return await listing.read()
+    except OrcaError:
+        return []
+    finally:
+        await listing.close()
 
 
 async def _end_feeds(settings: Settings) -> None:

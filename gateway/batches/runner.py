@@ -40,6 +40,7 @@ class BatchRunner:
         self._files = files
         self._slots = asyncio.Semaphore(gateway.settings.constants.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._models: dict[str, Gateway] = {}  # of the runs
         self._of_tenant: Counter[str] = Counter()  # the number of runs by the tenant's folder
         self._unreadable: set[str] = set()  # batches that were logged as unreadable
 
@@ -56,6 +57,9 @@ class BatchRunner:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
+            for id, model in self._models.items():
+                if model.gone:  # its lines would wait for ever
+                    self._runs[id].cancel()
             for folder in await disk.in_thread(lambda: list(self._batches.open())):
                 if folder.id not in self._runs and (
                     len(self._runs) < MAX_RUNNING or not self._of_tenant[folder.tenant]
@@ -73,7 +77,8 @@ class BatchRunner:
         if record is None:
             await disk.in_thread(self._batches.forget_uncreated, folder.id)
             return
-        gateway = next((each for each in self._gateway.all if record.model in each.model.names), None)
+        models = (each for each in self._gateway.all if not each.gone)
+        gateway = next((each for each in models if record.model in each.model.names), None)
         if gateway is None:
             if time.time() < record.expires_at:
                 return  # a server of its model may return until then
@@ -85,12 +90,12 @@ class BatchRunner:
         with contextlib.suppress(PoolUnavailable):
             if await lease.take():
                 task = start(self._run(gateway, folder, record, lease), f"batch {folder.id}")
-                self._runs[folder.id] = task
+                self._runs[folder.id], self._models[folder.id] = task, gateway
                 self._of_tenant[folder.tenant] += 1
                 task.add_done_callback(lambda _: self._ended(folder))
 
     def _ended(self, folder: BatchFolder) -> None:
-        del self._runs[folder.id]
+        del self._runs[folder.id], self._models[folder.id]
         self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
     async def _run(self, gateway: Gateway, folder: BatchFolder, record: BatchRecord, lease: BatchLease) -> None:

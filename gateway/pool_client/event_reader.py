@@ -48,12 +48,15 @@ class EventReader:
         self._returned = -math.inf  # when the pool last became available again
         self.lost: dict[str, float] = {}
         self.anything_lost = asyncio.Event()
+        self._over: Exception | None = None  # why nothing is read any more
 
     def follow(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> EventBuffer:
         """A buffer for a group's events from now on. To be called before the submit, so that no event is missed."""
         buffer = EventBuffer(request, ids, submission, self._now())
         for sequence in buffer.tokens:
             self._buffers.setdefault(sequence, []).append(buffer)
+        if self._over:
+            buffer.fail(self._over)
         return buffer
 
     def unfollow(self, buffer: EventBuffer) -> None:
@@ -171,7 +174,8 @@ class EventReader:
             buffer.fail(error)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all followers: nothing is read any more."""
+        """Fail all followers, also later ones: nothing is read any more."""
+        self._over = error
         for buffers in self._buffers.values():
             for buffer in buffers:
                 buffer.fail(error)

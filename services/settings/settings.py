@@ -289,6 +289,8 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             raise ValueError(f"demo lets the page kill processes; set host to a loopback address, not {self.host!r}")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile: set ssl_certfile too, the certificate of this key")
+        if self.tag and self.tag != tag_of(self.model, self.pool):
+            raise ValueError(f"models: tag={self.tag!r} is no setting; a model's tag is made of its name and its pool")
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self

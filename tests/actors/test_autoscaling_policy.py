@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve.config import AutoscalingPolicy
+from tiny_models import make_tiny_model
 
 from actors import scaling
 from actors.app import build
+from actors.replica import find_model, open_shards
 from actors.scaling import EnginePolicy, KnownPools, decide, want_engines
 from actors.seat import ModelSeats
 from services.autoscaling import EngineCount, Scaling
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Exchange, NewSequence, Room, Submission
+from services.model_list import ModelList
 from services.pool.connection import Connection
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams
+from services.settings.models import own_entry
+from services.settings.settings import Settings
 
 CLUSTER = "cluster"
 AT_ONCE = Scaling(1, 3, requests_per_engine=4, upscale_delay=0.0, downscale_delay=0.0)
@@ -114,7 +120,7 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
 
     monkeypatch.setattr(scaling.serve, "get_replica_context", lambda: SimpleNamespace(app_name="a", deployment="d"))
     monkeypatch.setattr(scaling, "set_replicas", tell)
-    following = asyncio.create_task(scaling.follow([ModelSeats("", [pool, other], CLUSTER, lambda: 2)], 0.02))
+    following = asyncio.create_task(scaling.follow([ModelSeats("", [pool, other], CLUSTER, lambda: 2)], 0.02, 3))
     await want_engines([pool, other], CLUSTER, 4)
     assert await asyncio.wait_for(told.get(), 30) == 5
     away = other._server
@@ -125,6 +131,40 @@ async def test_the_number_of_schedulers_follows_the_shards_that_answer(
     following.cancel()
     await other.close()
     await away.close()
+
+
+async def test_the_policy_follows_models_that_come_and_go(
+    pool_url: str, default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has schedulers for an added model, and does not bring back the engines of one that leaves."""
+    monkeypatch.setattr(scaling, "cluster_id", lambda: CLUSTER)
+    monkeypatch.setattr(scaling, "INTERVAL", 0.05)
+    settings = Settings(redis_url=pool_url, pool="policy", engines=2, max_engines=3)
+    own = {"model": str(make_tiny_model(tmp_path / "model", "qwen3")), "pool": "policy", "max_engines": 2}
+    scaler, listing = scaling.EngineScaler(settings), ModelList(settings)
+    running = asyncio.create_task(scaler.run())
+
+    async def until(schedulers: int) -> None:
+        async with asyncio.timeout(30):
+            while scaler.replicas != schedulers:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.02)
+
+    await until(3)
+    await listing.add(own_entry(settings.of_server(), own, Settings))
+    await until(4)
+    added = (await listing.read())[1].settings
+    (shard,) = open_shards(added, find_model(added)[1])
+    await listing.leave(added)
+    await shard.pool.scale(cluster := f"{CLUSTER}.m{added.tag}", 0)
+    await until(3)
+    assert (await shard.pool.engines(cluster, 1)).wanted == 0
+    await listing.drop(added)
+    await asyncio.sleep(0.2)
+    assert scaler.replicas == 3
+    scaler.stop()
+    await running
+    await listing.close()
+    await shard.pool.close()
 
 
 def test_serve_takes_the_policy_along() -> None:

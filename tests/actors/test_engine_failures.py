@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -20,6 +24,7 @@ from actors.cluster.engine_failures import (
     reason_of_death,
 )
 from actors.cluster.environment import mark_of
+from actors.cluster.process import _watch_engines
 from actors.engine_processes import _reason
 from actors.engine_record import forget, note, records_in
 from load.server import ROOT
@@ -62,6 +67,23 @@ def test_ranks_that_fail_together_are_one_failure_of_their_engine() -> None:
 def test_a_refusal_ends_the_start_at_once() -> None:
     with pytest.raises(ModelError, match=r"^not served$"):
         StartFailures().add(EngineFailure("0", "engine-0-0-a", 1, "not served", refused=True))
+
+
+def test_a_refusal_of_an_added_model_is_only_said() -> None:
+    """The others are served: without the server, its operator could not remove the model."""
+    said, ready = list[str](), threading.Event()
+    refused = EngineFailure("m3fa9c1.0", "engine-m3fa9c1.0-0-a", 7, "its files have changed", refused=True)
+
+    def send(failed: str) -> None:
+        said.append(failed)
+        ready.set()
+
+    pipe: Any = SimpleNamespace(send=send, reporting=contextlib.nullcontext)
+    watch: Any = SimpleNamespace(look=lambda: [refused])
+    _watch_engines(pipe, watch, {"", "000000"}, True, ready)
+    assert said == [str(refused)]
+    with pytest.raises(ModelError):
+        StartFailures().add(refused)
 
 
 def test_a_failure_names_reason_and_log() -> None:

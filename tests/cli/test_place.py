@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
 
+from cli.arguments import parse_serve
 from cli.place import Place
 from cli.waiting import command_of, remember_command, waiting
 from services.errors import SettingsError
@@ -134,3 +136,10 @@ async def test_a_pool_that_cannot_be_read_is_named_and_does_not_stop_the_start(t
     await server.stop()
     assert len(lines) == 1
     assert lines[0].startswith("the pool of port 8001, in ")
+
+
+def test_the_command_of_a_server_has_no_secret_and_no_tag() -> None:
+    command = command_of(Settings(models=["a", {"model": "b", "engines": 2}], operator_api_key="secret"))
+    entries = """'{"model": "a"}' '{"model": "b", "engines": 2}'"""
+    assert command == f"orca serve --models {entries} --port 8000  # and its API keys"
+    assert parse_serve(shlex.split(command, comments=True)[2:]).each[1].engines == 2

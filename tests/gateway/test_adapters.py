@@ -518,6 +518,7 @@ def test_each_of_two_models_has_adapters_of_its_own(
         assert load(client, "sql", "one", model="beta").is_success
         assert load(client, "law", "two").is_success
         assert "is a model's name" in error_of(load(client, "beta", "two"))[2]
+        assert "'sql' is an adapter of the model 'beta'" in error_of(load(client, "sql", "two"))[2]
         assert [registry(each).adapters.keys() for each in (one, two)] == [{"law"}, {"sql"}]
         for name, stack in (("sql", two), ("law", one)):
             assert chat(client, name, {}).json()["model"] == name

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
+from batch_client import create, slow, until
 from clients import wait_until
-from sse_client import RESUMABLE, first, rest
+from sse_client import RESUMABLE, chunks, first, read, rest
 from stack import Stack
 from tiny_text import make_folder
 
-from gateway.gateway import ModelPools
+from gateway.gateway import ModelPools, load_models
 from services.adapters.registry import Adapter, Registry
+from services.errors import ModelError
 from services.model_list import ModelList
 from services.pool.shards import model_of
-from services.settings.models import tag_of
+from services.settings.models import own_entry, tag_of
 from services.settings.settings import Settings
 
 OPERATOR = {"Authorization": "Bearer operator"}
@@ -35,6 +38,8 @@ class Source(ModelList):
         self._stacks = stacks
 
     def load(self, settings: Settings) -> ModelPools:
+        if settings.model not in {*self._stacks, *map(self.pin, self._stacks)}:
+            raise ModelError(f"{settings.model} is not there")
         (made,) = self._stacks[settings.model.partition("@")[0]].models()
         name = settings.served_model_name[0]
         return ModelPools(replace(made.model, name=name), made.pools, settings)
@@ -152,7 +157,7 @@ def test_the_default_leaves(gateways: list[httpx.Client]) -> None:
         wait_until(lambda http=http: http.post("/v1/completions", json={"prompt": "a"}).json()["model"] == "beta")
 
 
-def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
+def test_changes_that_are_refused(gateways: list[httpx.Client], stacks: dict[str, Stack]) -> None:
     http, _ = gateways
     assert http.post("/v1/load_model", json={"model": "b"}).status_code == 403
     assert message(change(http, "unload", model="gamma")).startswith("The model 'gamma' does not exist")
@@ -163,6 +168,10 @@ def test_changes_that_are_refused(gateways: list[httpx.Client]) -> None:
         ({"model": "b", "settings": {"served_model_name": "alpha"}}, "two models have the name 'alpha'"),
     ):
         assert why in message(change(http, "load", **body))
+    adapters = Registry().naming({"sql": Adapter("sql", "0" * 64, "/sql", 0.0)})
+    stacks["a"].call(stacks["a"].pool.adapt(1, replace(adapters, version=1).pack()))
+    body = {"model": "b", "settings": {"served_model_name": "sql"}}
+    assert "'sql' is an adapter of the model 'alpha'" in message(change(http, "load", **body))
     assert states(http) == {"alpha": "ready"}
 
 
@@ -182,6 +191,115 @@ def test_without_a_key_of_the_operator_the_routes_are_off(stack: Stack, http: ht
     assert "operator_api_key" in message(change(http, "load", model="b"))
 
 
+def test_streams_and_keys_of_a_default_that_leaves(gateways: list[httpx.Client]) -> None:
+    """A request that names no model goes on where it was, as does a repeated one that the leaving model has."""
+    one, other = gateways
+    change(one, "load", model="b", settings={"served_model_name": "beta"})
+    body = {"prompt": "SLOWabc ", "max_tokens": 20}
+    (event,) = first(one, "/v1/completions", body, 1, **RESUMABLE)
+    key = {"Idempotency-Key": "k"}
+    asked = {"model": "alpha", "prompt": "SLOWabc ", "max_tokens": 12}
+    (keyed,) = first(one, "/v1/completions", asked, 1, **key)
+    assert change(one, "unload", model="alpha").is_success
+    wait_until(lambda: states(other)["alpha"] == "leaving")
+    resumed = read(
+        other.post("/v1/completions", json=body | {"stream": True}, headers={"Last-Event-ID": event.id or ""})
+    )
+    assert resumed[-2].json()["choices"][0]["finish_reason"] == "length"
+    again = read(other.post("/v1/completions", json=asked | {"stream": True}, headers=key))
+    assert (again[0].id or "").partition(":")[0] == (keyed.id or "").partition(":")[0] != ""
+    assert message(complete(other, "alpha")).endswith("it ends the requests that it has.")
+
+
+def test_a_model_that_is_added_again_has_its_new_settings(
+    gateways: list[httpx.Client], settings: Settings, stacks: dict[str, Stack]
+) -> None:
+    """Also at a gateway that has not looked at the list in between."""
+    one, other = gateways
+    change(one, "load", model="b", settings={"served_model_name": "beta"})
+    wait_until(lambda: "beta" in states(other))
+    listed = stacks["a"].call(_read(settings))[1].settings
+    change(one, "unload", model="beta")
+    stacks["a"].call(_replace(settings, listed))
+    for http in gateways:
+        wait_until(lambda http=http: states(http) == {"alpha": "ready", "gamma": "ready"})
+        assert complete(http, "gamma").status_code == 200
+
+
+async def _replace(settings: Settings, former: Settings) -> None:
+    listing = ModelList(settings)
+    try:
+        await listing.drop(former)
+        (entry,) = Settings(models=["a", {"model": "b@1", "pool": settings.pool, "served_model_name": "gamma"}]).models[
+            1:
+        ]
+        await listing.add(entry)
+    finally:
+        await listing.close()
+
+
+def test_a_model_that_went_is_served_to_the_end_of_its_last_answer(
+    gateways: list[httpx.Client], settings: Settings, stacks: dict[str, Stack]
+) -> None:
+    one, _ = gateways
+    change(one, "load", model="b", settings={"served_model_name": "beta"})
+    body = {"model": "beta", "prompt": "SLOWabc ", "max_tokens": 20, "stream": True}
+    with one.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        change(one, "unload", model="beta")
+        stacks["a"].call(_drop(settings, stacks["a"].call(_read(settings))[1].settings))
+        assert chunks(lines)[-1]["choices"][0]["finish_reason"] == "length"
+    wait_until(lambda: states(one) == {"alpha": "ready"})
+
+
+def test_a_batch_of_a_model_that_went_waits_for_a_server_with_it(
+    gateways: list[httpx.Client], settings: Settings, stacks: dict[str, Stack]
+) -> None:
+    """Its lines are not given to a pool without engines."""
+    one, other = gateways
+    change(one, "load", model="b", settings={"served_model_name": "beta"})
+    client = openai.OpenAI(base_url=f"{one.base_url}/v1", api_key="none")
+    batch = create(client, slow(2000))
+    until(client, batch.id, lambda each: bool(each.request_counts and each.request_counts.completed))
+    change(one, "unload", model="alpha")
+    stacks["a"].call(_drop(settings, settings))
+    for http in (one, other):
+        wait_until(lambda http=http: states(http) == {"beta": "ready"})
+    assert client.batches.retrieve(batch.id).status == "in_progress"
+
+
+def test_an_added_model_that_cannot_be_served_leaves_the_others_alone(
+    gateways: list[httpx.Client], settings: Settings, stacks: dict[str, Stack]
+) -> None:
+    """Its files are gone, or it has the name of another one since the configuration has changed."""
+    one, _ = gateways
+    stacks["a"].call(_add(settings, {"model": "absent@1", "served_model_name": "away"}))
+    stacks["a"].call(_add(settings, {"model": "b", "pool": f"{settings.pool}-2", "served_model_name": "alpha"}))
+    stacks["a"].call(_add(settings, {"model": "b", "served_model_name": "beta"}))
+    wait_until(lambda: states(one) == {"alpha": "ready", "beta": "ready"})
+    source = Follower(settings.redis_url.get_secret_value(), stacks["a"]._folder, settings, stacks).source()
+    made = stacks["a"].call(_loaded(source))
+    assert [each.settings.served_model_name for each in made] == [("alpha",), ("beta",)]
+    assert change(one, "unload", model="absent").json()["id"] == "absent"
+    assert [each.leaving for each in stacks["a"].call(_read(settings))] == [False, True, False, False]
+
+
+async def _add(settings: Settings, entry: dict[str, Any]) -> None:
+    listing = ModelList(settings)
+    try:
+        await listing.add(own_entry(settings.of_server(), {"pool": settings.pool} | entry, Settings))
+    finally:
+        await listing.close()
+
+
+async def _loaded(source: Source) -> list[ModelPools]:
+    try:
+        return load_models(source, await source.read())
+    finally:
+        await source.close()
+
+
 async def test_the_list_outlives_the_server_and_belongs_to_a_configuration(settings: Settings) -> None:
     first, again = ModelList(settings), ModelList(settings.pinned(lambda name: f"{name}@2"))
     entry = Settings(models=["a", {"model": "b@1", "pool": settings.pool, "engines": 3}]).models[1]
@@ -196,3 +314,18 @@ async def test_the_list_outlives_the_server_and_belongs_to_a_configuration(setti
     assert [one.settings.model for one in await other.read()] == ["c"]
     for one in (first, again, other):
         await one.close()
+
+
+async def test_what_comes_late_does_not_change_a_model_that_was_added_again(settings: Settings) -> None:
+    listing = ModelList(settings)
+    (entry,) = Settings(models=["a", {"model": "b", "pool": settings.pool}]).models[1:]
+    b = settings.of_model(entry)
+    await listing.add(entry)
+    await listing.leave(b)
+    await listing.drop(b)
+    await listing.leave(b)  # by a gateway that does not know yet that it has gone
+    await listing.add(entry)
+    assert [one.leaving for one in await listing.read()] == [False, False]
+    await listing.drop(b)  # by a scheduler that has seen it leave
+    assert [one.settings.model for one in await listing.read()] == ["a", "b"]
+    await listing.close()

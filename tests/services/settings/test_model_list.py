@@ -48,6 +48,13 @@ def test_pinned_names_replace_those_of_the_models() -> None:
     assert Settings().pinned(lambda name: f"{name}@1") == Settings(model="default@1")
 
 
+def test_a_tag_is_not_given() -> None:
+    """Ids and names of engines, from which it is read again, have its six digits."""
+    for entries in (["a", {"model": "b", "tag": "mine"}], [{"model": "b", "tag": "mine"}]):
+        with pytest.raises(ValueError, match="tag='mine' is no setting"):
+            Settings(models=entries)
+
+
 def test_models_on_the_command_line() -> None:
     settings = parse_serve(["hub/a", '{"model": "hub/b", "max-num-seqs": 3}', "--port", "9000"])
     assert [(one.model, one.max_batch_size, one.port) for one in settings.each] == [

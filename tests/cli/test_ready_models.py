@@ -1,0 +1,15 @@
+"""Which models a start waits for."""
+
+from __future__ import annotations
+
+from cli.serve import unready_models
+
+TEXT = "model a: cold\nmodel b: No engine is ready.\nmodel c, shard 1: No engine is ready."
+
+
+def test_a_start_waits_for_the_models_of_its_configuration() -> None:
+    """Not for one that was added earlier: without the server, its operator could not remove it."""
+    assert unready_models(TEXT, ["a"]) == []
+    assert unready_models(TEXT, ["a", "b"]) == ["model b: No engine is ready."]
+    assert unready_models(TEXT, ["c", "bb"]) == ["model c, shard 1: No engine is ready."]
+    assert unready_models("", ["a"]) == []
