@@ -177,10 +177,10 @@ def test_changes_that_are_refused(gateways: list[httpx.Client], stacks: dict[str
 
 def test_no_adapter_and_model_have_the_same_name(gateways: list[httpx.Client], stacks: dict[str, Stack]) -> None:
     http, _ = gateways
-    named = Registry(1, {"delta": Adapter("delta", "digest", "/delta", 0.0)})
-    assert stacks["a"].call(stacks["a"].pool.adapt(1, named.pack()))
+    named = Registry(9, {"delta": Adapter("delta", "digest", "/delta", 0.0)})
+    assert stacks["a"].call(stacks["a"].pool.adapt(9, named.pack()))
     refused = change(http, "load", model="b", settings={"served_model_name": "delta"})
-    assert "'delta' is an adapter's name" in message(refused)
+    assert "'delta' is an adapter of the model 'alpha'" in message(refused)
     change(http, "load", model="b", settings={"served_model_name": "beta"})
     for name, why in (("delta", "is an adapter of the model 'alpha'"), ("beta", "is a model's name")):
         body = {"lora_name": name, "lora_path": "delta", "model": "beta"}
