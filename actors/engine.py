@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -128,7 +129,7 @@ class EngineActor:
         self._null = settings.null_engine
         self._build = build_of(settings)
         self._model, self._replaced = settings.model, engine_files(settings)
-        self._folder = resolve_replaced(self._model, self._replaced, settings.cache_dir, log.info)
+        self._folder: Path | None = None
         describe(engine=self._name)
         node_id = ray.get_runtime_context().get_node_id()
         self._mark = WeightsMark(f"{node_id}-{self._name}")
@@ -145,21 +146,31 @@ class EngineActor:
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
         self._server = EngineServer(self._start, finish=self._layout.size > 1)
-        if not self._null:
-            from services.engine.preload import preload  # imports torch for seconds, which a null engine need not
-
-            if is_marked(self._other_mark):  # this one is a spare, which has time
-                self._settings = at_low_priority(preload, self._folder, self._settings)
-            else:
-                self._settings = preload(self._folder, self._settings)
-            from services.engine.startup.shared_memory import SharedMemory
-
-            self._memory = SharedMemory(self._build)
+        with contextlib.suppress(ModelError), self._record.noting(refuses=True):  # `serve` raises it to the owner
+            self._find_model()
         if self._layout.size > 1 and rank == 0:
             from services.engine.parallel.process_groups import open_meeting
 
             self._meeting = open_meeting(self._node)
         start_thread(self._end_when_orphaned, "orphan-watch")
+
+    def _find_model(self) -> Path:
+        """Return the model's folder, once all that its engine needs is imported. Raises ModelError; the next call looks
+        again."""
+        if self._folder is None:
+            folder = resolve_replaced(self._model, self._replaced, self._settings.cache_dir, log.info)
+            if not self._null:
+                from services.engine.preload import preload  # imports torch for seconds, which a null engine need not
+
+                if is_marked(self._other_mark):  # this one is a spare, which has time
+                    self._settings = at_low_priority(preload, folder, self._settings)
+                else:
+                    self._settings = preload(folder, self._settings)
+                from services.engine.startup.shared_memory import SharedMemory
+
+                self._memory = SharedMemory(self._build)
+            self._folder = folder
+        return self._folder
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def status(self) -> EngineStatus:
@@ -263,6 +274,11 @@ class EngineActor:
         return self._memory.iteration(lambda: self._engine.busy) if self._memory else contextlib.nullcontext()
 
     def _hold(self, path: str, warm_up_seconds: float) -> None:
+        try:
+            folder = self._find_model()
+        except ModelError as error:
+            log.error("this spare has no model: %s", error)
+            return
         if self._engine is not None or not self._memory or not self._memory.hold(path):
             return
         if self._prepared:  # in another memory, which goes with it
@@ -271,7 +287,7 @@ class EngineActor:
         from services.engine.engine import Engine
 
         try:
-            if engine := Engine.adopt(self._folder, self._settings, self._layout.rank, self._memory):
+            if engine := Engine.adopt(folder, self._settings, self._layout.rank, self._memory):
                 warm_up = WarmUp(engine, self._settings.deadly_token, warm_up_seconds)
                 if self._layout.size == 1:
                     warm_up.run()  # maps the weights, too; the blocks that it writes are the engine's own
@@ -300,8 +316,9 @@ class EngineActor:
             raise
 
     def _load_engine(self) -> Any:
+        folder = self._find_model()
         if self._null:
-            return NullEngine.load(self._folder, self._settings)
+            return NullEngine.load(folder, self._settings)
         from services.engine.engine import Engine
 
         prepared, self._prepared = self._prepared, None
@@ -318,22 +335,24 @@ class EngineActor:
             engine, self._warm_up = prepared
             engine.recall()
             return engine
-        self._check_weights()
-        engine = Engine.load(self._folder, self._settings, self._layout.rank, memory=self._memory)
-        self._check_weights()  # the files may have been replaced while they were read
+        folder = self._check_weights(folder)
+        engine = Engine.load(folder, self._settings, self._layout.rank, memory=self._memory)
+        self._check_weights(folder)  # the files may have been replaced while they were read
         return_memory()
         return engine
 
-    def _check_weights(self) -> None:
-        """Raises OtherWeights if the model's files are not the pinned ones.
+    def _check_weights(self, folder: Path) -> Path:
+        """Return the model's folder. Raises OtherWeights if its files are not the pinned ones.
 
         The model is resolved a second time, since a converted file gets another folder when it has changed back.
         """
         try:
-            check_pin(self._model, self._folder, self._settings.cache_dir)
+            check_pin(self._model, folder, self._settings.cache_dir)
         except OtherWeights:
-            self._folder = resolve_replaced(self._model, self._replaced, self._settings.cache_dir, log.info)
-            check_pin(self._model, self._folder, self._settings.cache_dir)
+            folder = resolve_replaced(self._model, self._replaced, self._settings.cache_dir, log.info)
+            check_pin(self._model, folder, self._settings.cache_dir)
+        self._folder = folder
+        return folder
 
     def _connect_ranks(self, epoch: str, meeting: str) -> None:
         """Leave the ranks of the former epoch, and connect to those of this one."""

@@ -129,15 +129,19 @@ async def test_a_request_wakes_an_engine_up(pool: RequestPool, after: float, lev
         assert (await one.clients[-1].start(iteration(epoch))).tokens.keys() == {"r/0"}
 
 
+@pytest.mark.parametrize(
+    ("after", "level", "processes", "absent"),
+    [(1e6, SleepLevel.COLD, 1, "config.json"), (0.5, SleepLevel.OFF, 0, "config.json"), (0.5, SleepLevel.OFF, 0, "")],
+)
 async def test_requests_for_a_model_that_cannot_be_loaded_end_with_the_reason(
-    pool: RequestPool, tmp_path: Path
+    pool: RequestPool, tmp_path: Path, after: float, level: SleepLevel, processes: int, absent: str
 ) -> None:
-    """The next request tries again."""
+    """The next request tries again. `absent`: the file, or the whole folder."""
     model = make_tiny_model(tmp_path / "model")
-    async with owner(pool, SETTINGS.model_copy(update={"model": str(model)})) as one:
+    async with owner(pool, SETTINGS.model_copy(update={"model": str(model)}), after=after) as one:
         sleeping = asyncio.create_task(one.sleep())
-        await one.until(SleepLevel.COLD, 1)
-        config = (model / "config.json").rename(tmp_path / "elsewhere")
+        await one.until(level, processes)
+        elsewhere = (model / absent).rename(tmp_path / "elsewhere")
         ids = [await one.submit(name) for name in ("a", "b")]
         for id in ids:
             assert "The model could not be loaded: " in ((await one.end_of(id)).error or "")
@@ -147,7 +151,7 @@ async def test_requests_for_a_model_that_cannot_be_loaded_end_with_the_reason(
 
         await until(refused)
         assert not sleeping.done()
-        config.rename(model / "config.json")
+        elsewhere.rename(model / absent)
         await one.submit("c")
         await asyncio.wait_for(sleeping, WAIT)
 
