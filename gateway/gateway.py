@@ -179,16 +179,27 @@ class GatewayProcess:
         Raises ApiError if there is none, or if it takes no new requests; PoolUnavailable."""
         if name is None:
             return (await self.holding(earlier) if earlier else self.first), caller
-        for gateway in self.all:
-            if name in gateway.model.names:
-                return await self._taking(gateway, name, caller, earlier), caller
-        for gateway in self.all:
-            adapted = await gateway.adapters.named_by(name, caller, earlier)
-            if adapted.adapter:
-                return await self._taking(gateway, name, caller, earlier), adapted
+        found = await self._named_by(name, caller, earlier)
+        if found is None and self._source:
+            await self._update(self._source, again=False)  # another gateway may just have added it
+            found = await self._named_by(name, caller, earlier)
+        if found:
+            gateway, caller = found
+            return await self._taking(gateway, name, caller, earlier), caller
         served = " or ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    async def _named_by(self, name: str, caller: Caller, earlier: str) -> tuple[Gateway, Caller] | None:
+        """The model of this name, or that of the adapter of this name, as `called` returns it; None if there is none."""
+        for gateway in self.all:
+            if name in gateway.model.names:
+                return gateway, caller
+        for gateway in self.all:
+            adapted = await gateway.adapters.named_by(name, caller, earlier)
+            if adapted.adapter:
+                return gateway, adapted
+        return None
 
     async def _taking(self, gateway: Gateway, name: str, caller: Caller, earlier: str) -> Gateway:
         """The model, unless it is being removed and has no earlier request that the client resumes or repeats. Raises
@@ -330,9 +341,9 @@ class GatewayProcess:
                 await self._update(source)
             await asyncio.sleep(PERIOD)
 
-    async def _update(self, source: ModelSource) -> None:
+    async def _update(self, source: ModelSource, again: bool = True) -> None:
         """Begin to serve models that are new in the list, and stop those that are not in it any more, when their last
-        answers have been read."""
+        answers have been read. `again`: those that could not be served are tried again."""
         async with self._updating:
             found = {one.settings.tag: one for one in await source.read()}
             for gateway in self.all:
@@ -344,14 +355,14 @@ class GatewayProcess:
                     self._runs.pop(gateway).cancel()
                     await gateway.stop()
             known = {gateway.settings.tag for gateway in self.all}
-            for one in found.values():
-                if one.settings.tag not in known:
+            for tag, one in found.items():
+                if tag not in known and (again or tag not in self._unserved):
                     await self._begin(source, one)
             order = {tag: place for place, tag in enumerate(found)}  # the default is the same at all gateways
             self.all = sorted(self.all, key=lambda each: order.get(each.settings.tag, len(order)))
 
     async def _begin(self, source: ModelSource, one: ListedModel) -> None:
-        """Serve a model that is new in the list. One that cannot be served is tried again at each look."""
+        """Serve a model that is new in the list. Why one cannot be served is noted and said once."""
         try:
             made = await asyncio.to_thread(source.load, one.settings)
             check_names([*self._names, _named(made.model, made.pools[0].pool)])
