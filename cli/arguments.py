@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
@@ -198,21 +199,21 @@ def _default(value: object) -> str:
 
 def hide_secrets() -> list[str]:
     """Overwrite the values of secret flags on the command line of this process, which other users can read, for example
-    with `ps`. Returns the flags; their values were readable until this call."""
+    with `ps`. Returns the flags whose values are secrets, not names of files; they were readable until this call."""
     arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
     address = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ARG_START])
     found: list[str] = []
-    of_secret = False
+    of_secret, name = False, ""
     for argument in arguments:
         flag, equals, _ = argument.partition(b"=")
         if argument.startswith(b"-"):
-            of_secret = flag in SECRET_FLAGS
+            of_secret, name = flag in SECRET_FLAGS, flag.decode()
             shown = len(flag) + 1 if equals else len(argument)
-            if of_secret:
-                found.append(flag.decode())
         else:
             shown = 0
         if of_secret and shown < len(argument):
+            if not os.path.isfile(argument[shown:]):
+                found.append(name)
             ctypes.memset(address + shown, ord("*"), len(argument) - shown)
         address += len(argument) + 1
     return list(dict.fromkeys(found))

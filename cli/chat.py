@@ -19,6 +19,7 @@ from services.errors import OrcaError
 def run(arguments: list[str]) -> None:
     parser = Parser("orca chat", "Talk to a running server. Ctrl-D ends.")
     add_server(parser)
+    parser.add_argument("--model", default="", help="a model or an adapter of the server; by default its first model")
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
@@ -27,7 +28,8 @@ def run(arguments: list[str]) -> None:
     options = parser.read(arguments)
     timeout = httpx.Timeout(SILENCE, connect=5)
     with httpx.Client(**connection(options.url, options.api_key), timeout=timeout) as client:
-        chat = Chat(client, options.system, options.max_tokens, options.temperature, options.priority)
+        model = options.model or served_model(client)
+        chat = Chat(client, model, options.system, options.max_tokens, options.temperature, options.priority)
         if options.message:
             chat.say(" ".join(options.message))
         else:
@@ -41,6 +43,7 @@ class Chat:
     def __init__(
         self,
         client: httpx.Client,
+        model: str,
         system: str = "",
         max_tokens: int | None = None,
         temperature: float | None = None,
@@ -49,7 +52,7 @@ class Chat:
         self._client = client
         self._messages = [{"role": "system", "content": system}] if system else []
         self._fields = {
-            "model": served_model(client),
+            "model": model,
             "max_tokens": max_tokens,
             "temperature": temperature,
             "priority": priority,

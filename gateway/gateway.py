@@ -191,7 +191,7 @@ class GatewayProcess:
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
     async def _named_by(self, name: str, caller: Caller, earlier: str) -> tuple[Gateway, Caller] | None:
-        """The model of this name, or that of the adapter of this name, as `called` returns it; None if there is none."""
+        """The model that has this name or an adapter of this name, as `called` returns it; None if there is none."""
         for gateway in self.all:
             if name in gateway.model.names:
                 return gateway, caller

@@ -294,6 +294,7 @@ print(hide_secrets(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split
         ("--api-key a --api-key b", "--api-key * --api-key *", ["--api-key"]),
         ('--api-keys {"a":"é"} -x y', "--api-keys ********** -x y", ["--api-keys"]),
         ("--api-keys-file f --port 1", "--api-keys-file f --port 1", []),
+        ("--operator-api-key Makefile --api-key=abc", "--operator-api-key ******** --api-key=***", ["--api-key"]),
     ],
 )
 def test_values_of_secret_flags_become_stars(arguments: str, shown: str, flags: list[str]) -> None:

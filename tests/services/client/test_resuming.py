@@ -157,7 +157,7 @@ def test_a_chat_resumes_where_it_stopped(server: SseServer, capsys: pytest.Captu
     )
     server.reply = lambda asked: next(replies)
     with httpx.Client(base_url=server.url) as client:
-        Chat(client).say("hello")
+        Chat(client, "m").say("hello")
     assert capsys.readouterr().out == "Good morning\n"
     assert [asked.last_id for asked in server.asked] == [None, "r:2", "r:2", "r:4"]
 
@@ -165,4 +165,4 @@ def test_a_chat_resumes_where_it_stopped(server: SseServer, capsys: pytest.Captu
 def test_a_chat_says_why_it_ended(server: SseServer) -> None:
     server.reply = lambda asked: Reply(status=400, body=b'{"error": {"message": "too long"}}')
     with httpx.Client(base_url=server.url) as client, pytest.raises(OrcaError, match="too long"):
-        Chat(client).say("hello")
+        Chat(client, "m").say("hello")
