@@ -33,7 +33,7 @@ from services.metrics.declared import (
     POOL_GAUGES,
     SEAT_GAUGES,
 )
-from services.overview import Overview
+from services.overview import Overview, SleepLevel
 from services.requests import FinishReason, class_label
 from services.seats import engine_of, seats_of_shard
 
@@ -210,7 +210,8 @@ class _Collector:
         for seat in self._overview.seats:
             if seat.alive and seat.figures:
                 labels = self._model, self._engines[seat.name]
-                memory.add_metric(labels, seat.figures.weight_bytes)
+                held = seat.level < SleepLevel.COLD
+                memory.add_metric(labels, seat.figures.weight_bytes if held else 0)
                 info.add_metric((*labels, seat.figures.weights), 1)
                 cache.add_metric((*labels, str(seat.figures.block_size), str(seat.figures.num_blocks)), 1)
         yield from (memory, info, cache)

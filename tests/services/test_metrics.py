@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,6 +143,8 @@ def test_the_weights_of_each_living_engine_are_on_the_page() -> None:
     ]
     samples = shown(seats, {})
     assert [samples["orca:weight_bytes", labels(engine=str(i))] for i in range(2)] == [10, 11]
+    asleep = shown([replace(seat, gauges={"sleep": level}) for seat, level in zip(seats, (1, 2, 0), strict=True)], {})
+    assert [asleep["orca:weight_bytes", labels(engine=str(i))] for i in range(2)] == [10, 0]
     assert samples["orca:weights_info", labels(engine="0", weights="as 0")] == 1
     assert len([name for name, _ in samples if name == "orca:weights_info"]) == 2
     assert samples["vllm:cache_config_info", labels(engine="1", block_size="16", num_gpu_blocks="8")] == 1
