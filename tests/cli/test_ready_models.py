@@ -13,3 +13,5 @@ def test_a_start_waits_for_the_models_of_its_configuration() -> None:
     assert unready_models(TEXT, ["a", "b"]) == ["model b: No engine is ready."]
     assert unready_models(TEXT, ["c", "bb"]) == ["model c, shard 1: No engine is ready."]
     assert unready_models("", ["a"]) == []
+    assert unready_models("shard 1: No engine is ready.", ["a"]) == []
+    assert unready_models("model a: asleep\nmodel b, shard 1: off", ["a", "b"]) == []

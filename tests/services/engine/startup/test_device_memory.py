@@ -116,9 +116,10 @@ def test_a_process_that_gives_nothing_is_not_held(fake: Fake, monkeypatch: pytes
 @pytest.mark.parametrize("count", [1, descriptors.MOST, 2 * descriptors.MOST + 3])
 def test_any_number_of_descriptors_is_given(count: int) -> None:
     memory = os.memfd_create("test")
-    server = DescriptorServer("orca-test-descriptors", [memory] * count)
+    name = f"orca-test-descriptors-{os.getpid()}"
+    server = DescriptorServer(name, [memory] * count)
     try:
-        given = receive("orca-test-descriptors")
+        given = receive(name)
         assert len(given) == count
         assert all(os.path.sameopenfile(one, memory) for one in given)
         assert not any(os.get_inheritable(one) for one in given)
@@ -131,17 +132,18 @@ def test_any_number_of_descriptors_is_given(count: int) -> None:
 
 def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = os.memfd_create("test")
-    server = DescriptorServer("orca-test-user", [memory])
+    name = f"orca-test-user-{os.getpid()}"
+    server = DescriptorServer(name, [memory])
     monkeypatch.setattr(descriptors, "_user", lambda connection: os.getuid() + 1)
     with pytest.raises(PermissionError, match="another user"):
-        receive("orca-test-user")
+        receive(name)
     server.close()
     os.close(memory)
 
 
 def test_a_closed_server_has_no_thread(fake: Fake) -> None:
     before = set(threading.enumerate())
-    server = DescriptorServer("orca-test-thread", [0])
+    server = DescriptorServer(f"orca-test-thread-{os.getpid()}", [0])
     (thread,) = set(threading.enumerate()) - before
     server.close()
     thread.join(PATIENCE)
