@@ -13,6 +13,7 @@ import struct
 import time
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import wait
 
 from services.background import daemon_thread
 
@@ -34,21 +35,23 @@ class DescriptorServer:
         self._listener.bind(_address(name))
         self._listener.listen()
         self._closed = False
-        daemon_thread(self._serve)
+        self._serving = daemon_thread(self._serve)
 
     def close(self) -> None:
-        """Give none from now on. The descriptors stay open."""
+        """Give none from now on, and free the name. The descriptors stay open."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # else the thread would wait for one more
         self._listener.close()
+        wait([self._serving], PATIENCE)  # the name is free when the thread has left `accept`
 
     def _serve(self) -> None:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                time.sleep(PAUSE)
+                if not self._closed:
+                    time.sleep(PAUSE)
                 continue
             with connection, contextlib.suppress(OSError):  # the other one has gone
                 connection.settimeout(PATIENCE)

@@ -150,6 +150,11 @@ def test_a_closed_server_has_no_thread(fake: Fake) -> None:
     assert not thread.is_alive()
 
 
+def test_the_name_of_a_closed_server_is_free(fake: Fake) -> None:
+    for _ in range(50):
+        DescriptorServer(f"orca-test-name-{os.getpid()}", [0]).close()
+
+
 def test_a_memory_that_is_not_finished_is_not_used(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process may die between any two steps of filling it."""
 
