@@ -20,12 +20,12 @@ def test_it_refuses_other_weights_until_the_right_ones_are_back(tmp_path: Path) 
     actor._settings = EngineSettings(cache_dir=tmp_path / "cache")
     actor._replaced = Replaced()
     actor._model, actor._folder = pin(str(folder), tmp_path / "cache"), folder
-    actor._check_weights()
+    actor._check_weights(folder)
     weights = folder / "model.safetensors"
     old = weights.read_bytes()
     weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())
     assert weights.stat().st_size == len(old)
     with pytest.raises(OtherWeights, match="this server was started with"):
-        actor._check_weights()
+        actor._check_weights(folder)
     weights.write_bytes(old)
-    actor._check_weights()
+    actor._check_weights(folder)
