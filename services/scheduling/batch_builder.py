@@ -59,12 +59,12 @@ class InFlight:
         `finished` is the last iteration whose result is known.
         """
         new, new_blocks = [], {}
+        for entry in kv.take_extended():
+            if entry.num_blocks_sent >= 0:  # those of a new one follow with it
+                new_blocks[entry.id] = kv.take_unsent_blocks(entry)
         for entry in self.unsent:
             new.append(entry.as_new(entry.num_computed_tokens - self.scheduled[entry.id]))
             new_blocks[entry.id] = kv.take_unsent_blocks(entry)
-        for entry in kv.take_extended():
-            if entry.num_blocks_sent >= 0:
-                new_blocks[entry.id] = kv.take_unsent_blocks(entry)
         full_blocks = kv.blocks.take_full(finished)
         return Iteration(
             epoch,

@@ -230,3 +230,20 @@ def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
     second = scheduler.select()
     assert second
     assert second.drafts == {"1": [7, 8, 9]}
+
+
+def test_a_guest_with_one_token_left_keeps_its_blocks_when_its_draft_gets_more() -> None:
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 4096, 4096, 4, 100, "n", verifies_drafts=True),
+        knobs=Knobs(max_batch_size=2, admission="on_demand", num_speculative_tokens=8),
+        warm_up=WarmUpTime(64, 1.0),
+    )
+    scheduler.add([Claim(str(i), float(i), [7], [], SamplingParams(50), tenant="a") for i in range(2)])
+    assert scheduler.select()
+    scheduler.add([Claim("guest", 2.0, [7], [], SamplingParams(50), tenant="b")])
+    scheduler.update(IterationResult("e", 1, {"0": 1, "1": 1}, elapsed=1.0))
+    joined = scheduler.select()
+    assert joined
+    assert "guest" in joined.scheduled
+    assert len(joined.new_blocks["guest"]) > 1
