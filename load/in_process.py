@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,17 +79,21 @@ class LocalPool(ReferencePool):
 
     async def ask(self, request: Request) -> Answer:
         """Raises RuntimeError if the request ends with an error, and what its loop raised."""
+        answer, ended, submission = self._begun(request)
+        reply = await self.submit(replace(submission, background=True))
+        assert reply.refused is None, f"{reply.refused = }"
+        await self.unregister(GATEWAY)  # no gateway reads events: `exchange` sees the commits as they come in
+        await ended
+        return answer
+
+    def _begun(self, request: Request) -> tuple[Answer, asyncio.Future[None], Submission]:
+        """The answer of a request, what is done once it has ended, and the submission."""
         answer, ended = Answer(request, self.now()), asyncio.get_running_loop().create_future()
         id = f"{len(self.answers):07}"
         self.answers.append(answer)
         self._open[f"{id}/0"] = answer, ended
         sampling = SamplingParams(request.max_new_tokens, temperature=0.0, ignore_eos=True)
-        sequence = NewSequence(f"{id}/0", request.prompt, sampling)
-        reply = await self.submit(Submission(id, GATEWAY, [sequence], background=True))
-        assert reply.refused is None, f"{reply.refused = }"
-        await self.unregister(GATEWAY)  # no gateway reads events: `exchange` sees the commits as they come in
-        await ended
-        return answer
+        return answer, ended, Submission(id, GATEWAY, [NewSequence(f"{id}/0", request.prompt, sampling)])
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         reply = await super().exchange(exchange)

@@ -42,5 +42,15 @@ def write_atomically(file: Path, data: bytes) -> None:
     part.replace(file)
 
 
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable. `os.sync` would wait for what other programs have
+    written, too. Raises OSError."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def _folder(variable: str, fallback: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / fallback) / "orca"

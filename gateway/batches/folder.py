@@ -28,6 +28,7 @@ from gateway.files import disk
 from gateway.schemas.batches import BatchError, BatchObject, BatchStatus, EndStatus
 from services import wire
 from services.errors import Unreadable
+from services.files import sync
 
 M = TypeVar("M")
 
@@ -101,7 +102,7 @@ class BatchFolder:
         except BaseException:
             shutil.rmtree(self.path)
             raise
-        disk.sync_folder(self.path.parent)
+        sync(self.path.parent)
 
     def record(self) -> BatchRecord | None:
         """None if the batch does not exist or is being created."""

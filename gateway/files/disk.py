@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from services.files import sync
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ def replace(path: Path, data: bytes, durable: bool = True) -> None:
     written = _write(path, data, durable)
     written.replace(path)
     if durable:
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def create(path: Path, data: bytes) -> bool:
@@ -45,17 +47,8 @@ def create(path: Path, data: bytes) -> bool:
         return False
     finally:
         written.unlink()
-    sync_folder(path.parent)
+    sync(path.parent)
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _write(path: Path, data: bytes, durable: bool) -> Path:

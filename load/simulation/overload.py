@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -17,10 +17,8 @@ from load.simulation.world import figures_of
 from load.trace import Answer, Request
 from load.workloads import sized
 from services.loop.clock import run_in_virtual_time
-from services.messages import NewSequence, Submission
 from services.pool.limits import Limits
 from services.progress import Bar
-from services.requests import SamplingParams
 from services.scheduling import Knobs
 from services.settings.settings import Settings
 
@@ -62,17 +60,12 @@ class Crowd(LocalPool):
 
     async def visit(self, request: Request, clients: Clients) -> Answer | None:
         """Ask and wait for the answer, or leave before its end. Returns None if it is refused."""
-        answer, ended = Answer(request, self.now()), asyncio.get_running_loop().create_future()
-        id = f"{len(self.answers):07}"
-        self.answers.append(answer)
-        self._open[f"{id}/0"] = answer, ended
-        sampling = SamplingParams(request.max_new_tokens, temperature=0.0, ignore_eos=True)
-        sequence = NewSequence(f"{id}/0", request.prompt, sampling)
-        if (await self.submit(Submission(id, GATEWAY, [sequence], tenant=clients.tenant))).refused:
+        answer, ended, submission = self._begun(request)
+        if (await self.submit(replace(submission, tenant=clients.tenant))).refused:
             return None
         await asyncio.wait([ended], timeout=None if clients.patience == inf else clients.patience)
         if not ended.done():
-            await self.cancel(id)
+            await self.cancel(submission.request)
         return answer
 
     async def stay_registered(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.adapters.peft import CONFIG, PICKLES, WEIGHTS
+from services.files import sync
 
 STALE = 86_400.0  # seconds after which a draft is that of a killed process
 PART = 1 << 20  # bytes that are copied at once
@@ -72,13 +73,13 @@ def keep(draft: Path, files: Path, digest: str) -> None:
     folder = folder_of(files, digest)
     for name in PICKLES:
         (draft / name).unlink(missing_ok=True)
-    _sync(draft)
+    sync(draft)
     try:
         draft.rename(folder)
     except OSError:  # it is there
         if not folder.exists():
             raise
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def discard(draft: Path) -> None:
@@ -124,12 +125,3 @@ def _copy(source: Path, target: Path, most: int, below: Path | None) -> int:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe would block
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from services.errors import ModelError
+from services.files import sync
 
 Progress = Callable[[str], None]
 
@@ -63,17 +63,7 @@ def _build(folder: Path, build: Callable[[Path, Path], None]) -> None:
         build(target, scratch)
         for file in (*target.rglob("*"), target):  # the name must not be on disk before the contents
             if not file.is_symlink():
-                _sync(file)
+                sync(file)
         target.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    """Wait until a file or folder is on disk. `os.sync` would wait for what other programs have written, too, such as
-    the packages that were just installed."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

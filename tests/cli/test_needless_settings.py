@@ -1,12 +1,24 @@
-"""A setting that changes nothing is answered with a warning."""
+"""What a start warns of, and which models it waits for."""
 
 from __future__ import annotations
 
-from cli.serve import needless_warning
+from cli.serve import needless_warning, unready_models
 from services.settings.settings import Settings
+
+TEXT = "model a: cold\nmodel b: No engine is ready.\nmodel c, shard 1: No engine is ready."
 
 
 def test_batch_invariance_cannot_be_switched_off() -> None:
     assert "batch_invariant=false changes nothing" in needless_warning(Settings(batch_invariant=False))
     assert not needless_warning(Settings())
     assert not needless_warning(Settings(batch_invariant=True))
+
+
+def test_a_start_waits_for_the_models_of_its_configuration() -> None:
+    """Not for one that was added earlier: without the server, its operator could not remove it."""
+    assert unready_models(TEXT, ["a"]) == []
+    assert unready_models(TEXT, ["a", "b"]) == ["model b: No engine is ready."]
+    assert unready_models(TEXT, ["c", "bb"]) == ["model c, shard 1: No engine is ready."]
+    assert unready_models("", ["a"]) == []
+    assert unready_models("shard 1: No engine is ready.", ["a"]) == []
+    assert unready_models("model a: asleep\nmodel b, shard 1: off", ["a", "b"]) == []
