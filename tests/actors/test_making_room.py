@@ -126,7 +126,7 @@ async def test_two_busy_models_take_turns_and_lose_nothing(pool: RequestPool, po
 def test_a_model_that_does_not_fit_alone_is_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     settings = load(model=str(model), memory="1GiB", device="cpu")
-    with pytest.raises(SettingsError, match=r"memory=1\.0 GiB: an engine of .* takes at least 1\.0 GiB alone"):
+    with pytest.raises(SettingsError, match=r"memory=1\.00 GiB: an engine of .* takes at least 1\.00 GiB alone"):
         check_memory(settings, model)
     check_memory(settings.model_copy(update={"memory": MEMORY}), model)
     check_memory(settings.model_copy(update={"memory": 0}), model)
