@@ -38,8 +38,8 @@ from services.text import TextTables
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
 
 MEMORY = 1500 << 20  # one engine takes a little more than 1 GiB, most of it for its processes
-NEW = 100  # tokens of a request
-REQUESTS = 4
+NEW = 60  # tokens of a request
+REQUESTS = 3
 
 
 @dataclass
@@ -94,7 +94,7 @@ async def served(settings: Settings, pool: RequestPool, lifeline: Lifeline) -> A
 
 async def test_two_busy_models_take_turns_and_lose_nothing(pool: RequestPool, pool_url: str, tmp_path: Path) -> None:
     model = str(make_tiny_model(tmp_path / "model"))
-    shared = {"model": model, "memory": MEMORY, "turn_seconds": 2, "kv_blocks": 64, "max_batch_size": 1, "threads": 1}
+    shared = {"model": model, "memory": MEMORY, "turn_seconds": 3, "kv_blocks": 64, "max_batch_size": 1, "threads": 1}
     other = RequestPool(pool_url, f"{tmp_path.name}-other")
     await other.connect()
     settings = load(**shared), load(**shared, pool="other", tag=tag_of(model, "other"))

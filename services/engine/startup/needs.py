@@ -38,8 +38,8 @@ def needed(folder: Path, settings: EngineSettings, memory: int) -> int:
     if settings.memory and least > settings.memory:
         raise ModelError(
             f"memory={settings.memory / GIB:.2f} GiB: an engine of {folder.name} takes {least / GIB:.2f} GiB alone, "
-            f"{weights / GIB:.2f} for weights, {settings.beside_model / GIB:.2f} for processes, the rest for KV blocks; "
-            "raise memory, or use a smaller model, weights=int8 or fewer kv_blocks"
+            f"{weights / GIB:.2f} for weights, {settings.beside_model / GIB:.2f} for processes, the rest for KV blocks"
+            "; raise memory, or use a smaller model, weights=int8 or fewer kv_blocks"
         )
     free = (settings.memory or memory) - fixed
     if spec is None and not settings.kv_blocks:
