@@ -228,10 +228,10 @@ class Exchange:
     """One call of `pool.exchange`: it commits, renews the lease, and offers room for claims.
 
     A repeated call has the same `call` number and changes nothing. `counters` are increments, `gauges` the latest
-    values of the seat, `summary` is a line about the last iteration. `idle` asks for the bell. `holds` lists all
-    requests of the caller. It is sent with the first exchange of an epoch, after an outage of the pool, and after a
-    reply that shows a loss. Other requests that the pool believes to run in this seat wait again, because it may have
-    lost their end.
+    values of the seat, `summary` is a line about the last iteration, or why there can be none. `idle` asks for the
+    bell. `holds` lists all requests of the caller. It is sent with the first exchange of an epoch, after an outage of
+    the pool, and after a reply that shows a loss. Other requests that the pool believes to run in this seat wait again,
+    because it may have lost their end.
     """
 
     seat: str

@@ -279,7 +279,7 @@ class EngineLoop:
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
             gauges=self._stats.gauges(self._ready) | self._scheduler.gauges() | self._process_gauges(),
-            summary=self._stats.summary,
+            summary=self._stats.summary if self._ready else "",
             holds=self._scheduler.held() if in_doubt else None,
         )
 
