@@ -298,6 +298,7 @@ class EngineLoop:
         self._observers.claimed(reply.claims, reply.foreign)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
+        self._scheduler.forget(reply.forgotten if exchange.holds is None else None)  # what was lost is not told
         self._draining.told(reply.surplus, now)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work
