@@ -434,6 +434,7 @@ def plan_of(
         parallel_tool_calls=reading.parallel_tool_calls,
         include_reasoning=fields.shows_reasoning,
         types=reading.types,
+        custom=fields.tool_use.custom,
     )
 
 
