@@ -126,7 +126,7 @@ class Ownership:
             if self._seat.surplus:
                 await self._remove()
                 return None
-            attachment = await self._begin()
+            attachment = await self._load()
             try:
                 while await self._serve(attachment):
                     attachment = await self._sleep(attachment)
@@ -150,9 +150,6 @@ class Ownership:
                 self._context.counters.inc("orca:engine_stuck", engine=str(self._seat.index))
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(RETRY_PAUSE)
-        except ModelError as error:  # only the operator can resolve this
-            log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.constants.lease)
         except PoolFault as error:  # no request has caused this
             log.error("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(self._context.settings.constants.lease / 3)
@@ -187,6 +184,20 @@ class Ownership:
         if not self._seat.shared:
             await self._while_holding(self._engine.remove())
         self._removed = True
+
+    async def _load(self) -> Attachment:
+        """Attach to the engine of the seat. If it cannot load the model, which only the operator can resolve, the seat
+        is kept and says why until another try succeeds. Raises NotWanted after `stop`."""
+        while not self._stopping:
+            try:
+                attachment = await self._begin()
+                self._seat.failure = ""
+                return attachment
+            except ModelError as error:
+                log.error("seat %s: %s", self._seat.name, error)
+                self._seat.failure = " ".join(str(error).split())
+                await self._while_holding(asyncio.sleep(self._context.settings.constants.lease))
+        raise NotWanted("it is given back")
 
     async def _begin(self) -> Attachment:
         """Attach to the engine of the seat. While other engines have the memory for its weights, it is cold, and wakes

@@ -119,6 +119,7 @@ class Sleeper:
             try:
                 attachment = await attach()
                 self.level, self.failed, self.seconds = SleepLevel.AWAKE, False, time.monotonic() - began
+                self.seat.failure = ""
                 log.info("seat %s: the engine woke up in %.1f s", self.seat.name, self.seconds)
                 return attachment
             except ModelError as error:
@@ -128,7 +129,7 @@ class Sleeper:
                 reason = str(error)
                 await asyncio.sleep(RETRY_PAUSE)
         log.error("seat %s: the engine does not wake up: %s", self.seat.name, reason)
-        self.failed = True
+        self.failed, self.seat.failure = True, " ".join(reason.split())
         with contextlib.suppress(PoolUnavailable):  # they wait, and the next try to wake up ends them
             if not (await self.pool.overview()).awake:
                 reason = f"The model could not be loaded: {reason}"
@@ -154,7 +155,8 @@ async def end_waiting(
     while True:
         seat.call += 1
         sent = {"ready": 0.0} | gauges()
-        reply = await pool.exchange(Exchange(seat.name, seat.epoch, seat.call, commits, room, gauges=sent))
+        told = Exchange(seat.name, seat.epoch, seat.call, commits, room, gauges=sent, summary=seat.failure)
+        reply = await pool.exchange(told)
         if not reply.owned:
             raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
         if not reply.claims:

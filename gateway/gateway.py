@@ -123,6 +123,8 @@ class Gateway:
         card = replace(self.model, created=created).card(name, "; ".join(known), adapter)
         level = min((view.level for view in views if view.level is not None), default=None)
         awake = "loading" if level is None else level.name.lower() if level else "ready"
+        if failure := self.shards.failure:
+            awake, card["failure"] = "failed", failure
         return {**card, "status": "leaving" if self.leaving else awake}
 
     async def figures(self) -> EngineFigures:
@@ -130,7 +132,9 @@ class Gateway:
         an engine; PoolUnavailable."""
         figures = await self.shards.figures()
         if figures is None:
-            raise ApiError(Kind.NO_ENGINE, "No engine has been attached yet; try again later.")
+            failure = self.shards.failure
+            why = f"The model could not be loaded: {failure}" if failure else "No engine has been attached yet"
+            raise ApiError(Kind.NO_ENGINE, f"{why}; try again later.")
         return figures
 
     @contextlib.contextmanager

@@ -93,7 +93,10 @@ def _not_ready(shard: Shard) -> ApiError | None:
         return ApiError(Kind.POOL_UNAVAILABLE, POOL_AWAY)
     if overview.full:
         return ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
-    return None if overview.ready else ApiError(Kind.NO_ENGINE, "No engine is ready.")
+    if overview.ready:
+        return None
+    failure = overview.failure
+    return ApiError(Kind.NO_ENGINE, f"The model could not be loaded: {failure}" if failure else "No engine is ready.")
 
 
 @router.post(
@@ -242,6 +245,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> Tokens:
         tokens = chat_tokens(
             model,
             fields.messages,
+            gateway.validator.reading.own_marks,
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),

@@ -228,10 +228,10 @@ class Exchange:
     """One call of `pool.exchange`: it commits, renews the lease, and offers room for claims.
 
     A repeated call has the same `call` number and changes nothing. `counters` are increments, `gauges` the latest
-    values of the seat, `summary` is a line about the last iteration. `idle` asks for the bell. `holds` lists all
-    requests of the caller. It is sent with the first exchange of an epoch, after an outage of the pool, and after a
-    reply that shows a loss. Other requests that the pool believes to run in this seat wait again, because it may have
-    lost their end.
+    values of the seat, `summary` is a line about the last iteration, or why there can be none. `idle` asks for the
+    bell. `holds` lists all requests of the caller. It is sent with the first exchange of an epoch, after an outage of
+    the pool, and after a reply that shows a loss. Other requests that the pool believes to run in this seat wait again,
+    because it may have lost their end.
     """
 
     seat: str
@@ -256,7 +256,8 @@ class ExchangeReply:
     commit, because the pool has lost its last changes: the caller resends the tokens from there on. `cancelled` ids are
     listed until their end is committed. `lost`: the pool has lost exchanges of this seat that it had answered, and
     gives out no claims; the next exchange must contain `holds`. `surplus`: the cluster is to have fewer
-    engines, and this seat gets no claims any more.
+    engines, and this seat gets no claims any more. `forgotten` are requests that the pool has dropped since the
+    exchange before: drafts must not repeat their texts.
     """
 
     owned: bool
@@ -266,6 +267,7 @@ class ExchangeReply:
     have: dict[str, int] = field(default_factory=dict)
     lost: bool = False
     surplus: bool = False
+    forgotten: list[str] = field(default_factory=list)
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------

@@ -476,7 +476,7 @@ def _make_cache(
     if device.type == "cuda" and not settings.kv_blocks:
         decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
         needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
-        free = devices.free_bytes(device) - needed
+        free = devices.free_bytes(device) - needed - (settings.adapter_bytes if decoder.adapters else 0)
     if shared:
         free -= devices.process_bytes(device, shared)  # that a spare takes, too
     blocks = devices.count_blocks(settings, taken, size, length, free, device)

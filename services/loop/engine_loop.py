@@ -299,7 +299,7 @@ class EngineLoop:
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
             gauges=self._stats.gauges(self._ready) | self._scheduler.gauges() | self._process_gauges(),
-            summary=self._stats.summary,
+            summary=self._stats.summary if self._ready else "",
             holds=self._scheduler.held() if in_doubt else None,
         )
 
@@ -318,6 +318,7 @@ class EngineLoop:
         self._observers.claimed(reply.claims, reply.foreign)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
+        self._scheduler.forget(reply.forgotten if exchange.holds is None else None)  # what was lost is not told
         self._draining.told(reply.surplus, now)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work

@@ -94,7 +94,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = "refuse"
     allow_control_tokens: Annotated[
         bool,
-        Field(description="texts of users and tools that are spelled like control tokens become these, as in vLLM"),
+        Field(description="texts of chats that are spelled like control tokens become these, as in vLLM"),
     ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
