@@ -21,6 +21,7 @@ from typing import Any
 from services.metrics.counters import buckets, total
 from services.metrics.declared import HISTOGRAMS
 from services.overview import Overview, SeatOverview
+from services.seats import cluster_of
 
 WINDOW = 5.0  # seconds that latencies and rates are computed over
 TTFT, GAP, TOKENS = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:generation_tokens"
@@ -84,7 +85,7 @@ class RecentOverviews:
             "waiting": overview.waiting,
             "running": overview.running,
             "gateways": overview.gateways,
-            "engines": [_engine(seat, demo, epochs.get(seat.name)) for seat in overview.seats],
+            "engines": [_engine(seat, demo, epochs.get(seat.name)) for own in models.values() for seat in _shown(own)],
             "ttft_ms": self.quantiles_ms(TTFT),
             "gap_ms": self.quantiles_ms(GAP),
             "tokens_per_second": round(self.per_second(TOKENS), 1),
@@ -93,8 +94,15 @@ class RecentOverviews:
 
 
 def _model(name: str, overview: Overview) -> dict[str, Any]:
-    engines = [seat.name for seat in overview.seats]
+    engines = [seat.name for seat in _shown(overview)]
     return {"name": name, "waiting": overview.waiting, "running": overview.running, "engines": engines}
+
+
+def _shown(overview: Overview) -> list[SeatOverview]:
+    """The seats of a model. A cluster that is gone keeps its seats for some minutes; they are left out once another one
+    has a seat."""
+    living = {cluster_of(seat.name) for seat in overview.seats if seat.alive}
+    return [seat for seat in overview.seats if not living or cluster_of(seat.name) in living]
 
 
 def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]:
@@ -104,8 +112,8 @@ def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]
         "alive": seat.alive,
         "ready": seat.ready,
         "sleep": seat.level.name.lower() if seat.level else "",
-        "spare": gauges.get("spare_ready") == 1,
-        "spare_scheduler": gauges.get("spare_schedulers", 0) > 0,
+        "spare": seat.alive and gauges.get("spare_ready") == 1,
+        "spare_scheduler": seat.alive and gauges.get("spare_schedulers", 0) > 0,
         "epoch": epoch,
         "blocks": blocks,
         "used": round(blocks * gauges.get("kv_usage", 0.0)),
