@@ -29,9 +29,8 @@ def run(arguments: list[str]) -> None:
         raise UsageError("orca models list, orca models add MODEL, or orca models remove NAME")
     with httpx.Client(**connection(options.url, options.api_key), timeout=LOADING) as client:
         if options.action == "list":
-            names: dict[str, str] = {}  # the first name of each model, by its root
             for card in _cards(client):
-                print(_row(card, names.setdefault(card["root"], card["id"])))
+                print(_row(card))
             return
         adds = options.action == "add"
         path, settings = ("/v1/load_model", {"settings": options.settings}) if adds else ("/v1/unload_model", {})
@@ -39,14 +38,11 @@ def run(arguments: list[str]) -> None:
         _wait(client, card["id"], card["status"] if options.no_wait else "ready" if adds else "gone")
 
 
-def _row(card: dict[str, Any], first: str) -> str:
-    """A line about a model, another name of it after its `first`, or an adapter."""
+def _row(card: dict[str, Any]) -> str:
     about = [f"{card['max_model_len']:>10,} tokens", card.get("failure", "")]
     if card.get("parent"):
         whose = ", ".join(card.get("tenants", ()))
         about.append(f"adapter of {card['parent']}" + f", for {whose}" * bool(whose))
-    elif card["id"] != first:
-        about.append(f"another name of {first}")
     return f"{card['id']:40} {card['status']:8} {'  '.join(filter(None, about))}"
 
 

@@ -1,15 +1,15 @@
 """The `state` event of the live feed: the pool and its engines as of now, and latencies of the last seconds.
 
     {"at": 1750000000000, "model": "smollm2", "waiting": 3, "running": 12, "gateways": 2, "demo": false,
-     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "spare": true, "spare_scheduler": true,
-                  "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
+     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "failure": "", "spare": true,
+                  "spare_scheduler": true, "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
      "ttft_ms": [41.0, 95.5], "gap_ms": [12.1, 19.8], "tokens_per_second": 391.0}
 
 With several models, `model` has all their names, and `models` has for each of them
 `{"name": "a", "waiting": 3, "running": 12, "engines": ["c/0"]}`. `ttft_ms` and `gap_ms` are median and 99th percentile
-over all gateways of the pool, or null if there was no token. `epoch` is that of the last frames of the engine, or null.
-`batch` is the size of its last batch, `used` the KV blocks that requests hold. With `demo`, an engine also has
-`engine_pid` and `scheduler_pid`.
+over all gateways of the pool, or null if there was no token. `failure`: why an engine could not load its model. `epoch`
+is that of the last frames of the engine, or null. `batch` is the size of its last batch, `used` the KV blocks that
+requests hold. With `demo`, an engine also has `engine_pid` and `scheduler_pid`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]
         "alive": seat.alive,
         "ready": seat.ready,
         "sleep": seat.level.name.lower() if seat.level else "",
+        "failure": seat.failure,
         "spare": seat.alive and gauges.get("spare_ready") == 1,
         "spare_scheduler": seat.alive and gauges.get("spare_schedulers", 0) > 0,
         "epoch": epoch,

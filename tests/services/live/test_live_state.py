@@ -95,6 +95,7 @@ def test_the_state_of_engines(demo: bool) -> None:
         "alive": True,
         "ready": True,
         "sleep": "asleep",
+        "failure": "",
         "spare": True,
         "spare_scheduler": False,
         "epoch": "1:a",
