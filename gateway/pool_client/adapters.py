@@ -65,10 +65,11 @@ class Adapters:
             names[each.digest].append(name)
         return names
 
-    async def visible(self, tenant: str) -> list[Adapter]:
-        """The adapters that the tenant can name, by name. Raises PoolUnavailable."""
+    async def visible(self, tenant: str | None) -> list[Adapter]:
+        """The adapters that the tenant can name, by name; None: all. Raises PoolUnavailable."""
         found = (await self._read()).adapters.values() if self._settings.enable_lora else ()
-        return sorted((each for each in found if each.seen_by(tenant)), key=lambda each: each.name)
+        seen = (each for each in found if tenant is None or each.seen_by(tenant))
+        return sorted(seen, key=lambda each: each.name)
 
     async def named_by(self, name: str, caller: Caller, earlier: str = "") -> Caller:
         """The caller with the adapter of this name, if there is one that its tenant can name. An adapter may have been

@@ -24,7 +24,7 @@ from test_several_models import Both
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
-from cli import status
+from cli import models, status
 from gateway.http.headers import Caller
 from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
@@ -87,6 +87,28 @@ def _empty(stack: Stack, sources: Path, http: httpx.Client) -> Iterator[None]:
     yield
     for name in registry(stack).adapters:
         assert unload(http, name).is_success
+
+
+def test_the_operator_sees_all_adapters_and_a_tenant_its_own(
+    stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(http, "sql", "one", tenants=["bob"])
+    load(http, "law", "two")
+    told = {card["id"]: card.get("tenants") for card in http.get("/v1/models", headers=OPERATOR).json()["data"]}
+    assert told == {NAME: None, "law": [], "sql": ["bob"]}
+    models.run(["--url", stack.url, "--api-key", "operator"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("tokens")[2].strip() for line in lines] == [
+        "",
+        f"adapter of {NAME}",
+        f"adapter of {NAME}, for bob",
+    ]
+    missing = [chat(http, "nope", key).json()["error"]["message"] for key in (ALICE, BOB)]
+    assert [text.partition("serves ")[2] for text in missing] == [
+        f"'{NAME}' or 'law'.",
+        f"'{NAME}' or 'law' or 'sql'.",
+    ]
+    assert chat(http, NAME, OPERATOR).status_code == 401
 
 
 def ready(stack: Stack) -> None:
