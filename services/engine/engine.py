@@ -31,7 +31,6 @@ from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import (
     LARGEST_BLOCK,
-    PROCESSES,
     DeadlyToken,
     EngineSettings,
     choose_block_size,
@@ -473,7 +472,7 @@ def _make_cache(
     taken = max(BYTES, size * per_token + state)
     free = devices.free_bytes(device)
     if device.type == "cpu" and settings.memory:
-        free = max(0, settings.memory - settings.tp * settings.pp * (decoder.memory + PROCESSES))
+        free = max(0, settings.memory - settings.beside_model - settings.tp * settings.pp * decoder.memory)
     if device.type == "cuda" and not settings.kv_blocks:
         decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
         needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
