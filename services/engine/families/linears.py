@@ -23,6 +23,7 @@ from services.engine.families.fit import open_fitted
 from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import spec_of
 from services.engine.spec import DecoderSpec
+from services.engine.weights.tensors import Tensors
 from services.errors import ModelError
 from services.files import write_atomically
 from services.models.linears import Linears, LinearShape, kept_at
@@ -41,18 +42,11 @@ def find_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # tensors with shapes, and no numbers
     with mode:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    head, found = model.get_output_embeddings(), dict[str, LinearShape]()
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            found[name] = LinearShape(module.out_features, module.in_features, HEAD if module is head else "")
-        elif isinstance(module, Conv1D):
-            inputs, outputs = module.weight.shape
-            found[name] = LinearShape(outputs, inputs, inputs_first=True)
-    spec = spec_of(config)
+    found, spec = shapes_of(model), spec_of(config)
     if obstacle:
         changed = set[str]()
     elif spec:
-        changed = _read_by_family(spec, folder, cache, found)
+        changed = read_by_family(spec, open_fitted(folder, cache), found)
     else:
         with mode:
             changed = _called(model, found)
@@ -64,9 +58,20 @@ def _keeps_states(config: Any) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
-def _read_by_family(spec: DecoderSpec, folder: Path, cache: Path, linears: dict[str, LinearShape]) -> set[str]:
-    """Those that the family's reader of weights makes products of."""
-    base = open_fitted(folder, cache)
+def shapes_of(model: Any) -> dict[str, LinearShape]:
+    """The linear layers of transformers' model."""
+    head, found = model.get_output_embeddings(), dict[str, LinearShape]()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            found[name] = LinearShape(module.out_features, module.in_features, HEAD if module is head else "")
+        elif isinstance(module, Conv1D):
+            inputs, outputs = module.weight.shape
+            found[name] = LinearShape(outputs, inputs, inputs_first=True)
+    return found
+
+
+def read_by_family(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearShape]) -> set[str]:
+    """Those that the family's reader of weights makes products of. `base`: the model's tensors."""
     ones = {
         name: LowRank(np.ones((1, shape.inputs), np.float32), np.ones((shape.outputs, 1), np.float32), 1.0)
         for name, shape in linears.items()
