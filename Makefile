@@ -53,9 +53,10 @@ test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
 	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 4 --no-loadscope-reorder --durations=25
 
-# where there is no compiler, tests of kernels are skipped, and transformers' own layers serve
-kernels: .venv/python
-	-@$(BIN)/python -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
+# by any Python, so that it need not wait for the environment; where there is no compiler, tests of kernels are skipped, and
+# transformers' own layers serve
+kernels:
+	-@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
 		compiled(user_cache(), print)'
 
 .venv/modules: .venv/test
