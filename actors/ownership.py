@@ -22,7 +22,7 @@ from actors.engine_processes import EngineProcesses
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
-from actors.sleeping import Sleeper
+from actors.sleeping import TRIES, Sleeper
 from services.background import keep_running, start
 from services.errors import (
     EngineLost,
@@ -31,6 +31,7 @@ from services.errors import (
     ModelError,
     NoRoom,
     NotWanted,
+    OrcaError,
     PoolFault,
     PoolUnavailable,
     SchedulerFault,
@@ -187,16 +188,26 @@ class Ownership:
 
     async def _load(self) -> Attachment:
         """Attach to the engine of the seat. If it cannot load the model, which only the operator can resolve, the seat
-        is kept and says why until another try succeeds. Raises NotWanted after `stop`."""
+        is kept and says why until another try succeeds. An engine that dies meanwhile has `TRIES`. Raises EngineLost,
+        and NotWanted after `stop`."""
+        tries, failure = 0, OrcaError()
         while not self._stopping:
             try:
                 attachment = await self._begin()
                 self._seat.failure = ""
                 return attachment
+            except EngineStuck:
+                raise
+            except EngineLost as error:
+                tries += 1
+                if tries == TRIES:
+                    raise
+                failure, pause = error, RETRY_PAUSE
             except ModelError as error:
-                log.error("seat %s: %s", self._seat.name, error)
-                self._seat.failure = " ".join(str(error).split())
-                await self._while_holding(asyncio.sleep(self._context.settings.constants.lease))
+                failure, pause = error, self._context.settings.constants.lease
+            log.warning("seat %s: %s", self._seat.name, failure)
+            self._seat.failure = " ".join(str(failure).split())
+            await self._while_holding(asyncio.sleep(pause))
         raise NotWanted("it is given back")
 
     async def _begin(self) -> Attachment:

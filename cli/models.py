@@ -40,6 +40,9 @@ def run(arguments: list[str]) -> None:
 
 def _row(card: dict[str, Any]) -> str:
     about = [f"{card['max_model_len']:>10,} tokens", card.get("failure", "")]
+    if card.get("parent"):
+        whose = ", ".join(card.get("tenants", ()))
+        about.append(f"adapter of {card['parent']}" + f", for {whose}" * bool(whose))
     return f"{card['id']:40} {card['status']:8} {'  '.join(filter(None, about))}"
 
 

@@ -46,6 +46,7 @@ from services.settings.settings import Settings
 from services.tracing.tracer import open_tracer
 
 PERIOD = 1.0  # seconds between looks at the list of the models
+MOST_NAMES = 20  # of models and adapters that an error tells
 STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,11 @@ class GatewayProcess:
         if found:
             gateway, caller = found
             return await self._taking(gateway, name, caller, earlier), caller
-        served = " or ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
+        staying = [gateway for gateway in self.all if not gateway.leaving]
+        names = [own for gateway in staying for own in gateway.model.names]
+        names += [one.name for gateway in staying for one in await gateway.adapters.visible(caller.tenant)]
+        more = f" or {len(names) - MOST_NAMES} others; GET /v1/models names them" * (len(names) > MOST_NAMES)
+        served = " or ".join(f"'{own}'" for own in names[:MOST_NAMES]) + more
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 

@@ -108,14 +108,11 @@ async def test_an_engine_that_makes_room_claims_nothing_and_keeps_its_tokens() -
 
 @virtual
 async def test_the_earliest_request_gets_a_token_before_an_engine_makes_room() -> None:
-    """Its prompt takes 32 iterations, in which a later request gets its tokens."""
+    """Its prompt takes 29 iterations."""
     world, id, loop = await begun(0.05, new=50, prompt=256, knobs=Knobs(2, token_budget=9))
-    other = await world.submit("other", prompt=1, new=1000)
-    await asyncio.sleep(0.5)
     world.loop.give_way()
     await asyncio.wait_for(loop, 60.0)
     assert len(world.engine.batches()) >= 256 // 9
-    assert len((await world.read(other))[0]) > 16
     tokens, end = await world.read(id)
     assert tokens
     assert not end
