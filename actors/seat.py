@@ -215,7 +215,8 @@ async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, floa
     """
     seat.call += 1
     room = Room(0, 0, 1)
-    sent, holds = {"ready": 0.0} | gauges(), [] if idle else None
+    sent: dict[str, float] = {"ready": 0.0} | gauges()
+    holds: list[str] | None = [] if idle else None
     exchange = Exchange(
         seat.name, seat.epoch, seat.call, [], room, idle, gauges=sent, summary=seat.failure, holds=holds
     )
