@@ -29,6 +29,7 @@ from services.errors import (
     EngineStuck,
     LaterEpoch,
     ModelError,
+    NoRoom,
     NotWanted,
     OrcaError,
     PoolFault,
@@ -174,7 +175,7 @@ class Ownership:
         finally:
             for task in (holding, working):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineLost, ModelError, NotWanted, StaleEpoch):
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, ModelError, NoRoom, NotWanted, StaleEpoch):
                     await task
 
     async def _remove(self) -> None:
@@ -192,7 +193,7 @@ class Ownership:
         tries, failure = 0, OrcaError()
         while not self._stopping:
             try:
-                attachment = await self._attach()
+                attachment = await self._begin()
                 self._seat.failure = ""
                 return attachment
             except EngineStuck:
@@ -208,6 +209,18 @@ class Ownership:
             self._seat.failure = " ".join(str(failure).split())
             await self._while_holding(asyncio.sleep(pause))
         raise NotWanted("it is given back")
+
+    async def _begin(self) -> Attachment:
+        """Attach to the engine of the seat. While other engines have the memory for its weights, it is cold, and wakes
+        up when requests wait; one of a model that has never had an engine waits for its turn at once."""
+        while True:
+            try:
+                return await self._attach()
+            except NoRoom as error:
+                log.info("seat %s: %s", self._seat.name, error)
+            with contextlib.suppress(PoolUnavailable):
+                if figures := (await self._pool.overview()).figures:
+                    return await self._sleeper.sleep(None, figures, self._attach)
 
     async def _attach(self) -> Attachment:
         """Attach to the engine of the seat, under a later epoch if the engine refuses this one: it has served an owner
@@ -247,11 +260,12 @@ class Ownership:
     async def _sleep(self, attachment: Attachment) -> Attachment:
         """Let the engine give back its weights until it is needed; see `Sleeper.sleep`."""
         assert self._client is not None
-        log.info("seat %s: the engine has been idle, and gives back its weights", self._seat.name)
+        log.info("seat %s: the engine gives back its weights", self._seat.name)
         return await self._sleeper.sleep(self._client, attachment.figures, self._attach)
 
     async def _serve(self, attachment: Attachment) -> bool:
-        """Run the loop. Returns whether it has ended because the engine has been idle for long."""
+        """Run the loop. Returns whether it has ended because the engine is to be cold: it was idle for long, or another
+        one needs the memory."""
         settings, client = self._context.settings, self._client
         assert client is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
@@ -287,6 +301,7 @@ class Ownership:
         )
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
+        client.crowded.add_done_callback(partial(_give_way, self._loop))
         spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner, self._is_busy
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
@@ -370,3 +385,8 @@ class Ownership:
         if sleeper.seconds:
             gauges["waking_seconds"] = sleeper.seconds
         return self._recovery | gauges
+
+
+def _give_way(loop: EngineLoop, crowded: asyncio.Future[None]) -> None:
+    if not crowded.cancelled():
+        loop.give_way()

@@ -215,7 +215,7 @@ async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, floa
     """
     seat.call += 1
     room = Room(0, 0, 1)
-    sent: dict[str, float] = {"ready": 0.0} | gauges()
+    sent = {"ready": 0.0} | gauges()
     holds: list[str] | None = [] if idle else None
     exchange = Exchange(
         seat.name, seat.epoch, seat.call, [], room, idle, gauges=sent, summary=seat.failure, holds=holds

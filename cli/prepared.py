@@ -47,7 +47,7 @@ class Prepared:
     @classmethod
     def _of(cls, settings: Settings, say: Callable[[str], None]) -> Prepared:
         from actors.engine_build import engine_settings, replaced_of
-        from actors.replica import pool_name
+        from actors.replica import check_memory, pool_name
         from gateway.answer.reading import check_tool_parser
         from services.engine.startup.proof.ahead import start_ahead
         from services.models.convert import more_work
@@ -64,6 +64,7 @@ class Prepared:
             if not settings.null_engine:
                 start_ahead(folder, engine_settings(settings), converters)
         check_quantization(settings.quantization, model, folder)
+        check_memory(settings, folder)
         info = with_replaced(pinned_info(model, folder, settings.cache_dir), folder, replaced)
         choose_length(info.max_model_len, settings.max_model_len)
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)

@@ -249,6 +249,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> Tokens:
         tokens = chat_tokens(
             model,
             fields.messages,
+            gateway.validator.reading.own_marks,
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),

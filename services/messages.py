@@ -256,7 +256,8 @@ class ExchangeReply:
     commit, because the pool has lost its last changes: the caller resends the tokens from there on. `cancelled` ids are
     listed until their end is committed. `lost`: the pool has lost exchanges of this seat that it had answered, and
     gives out no claims; the next exchange must contain `holds`. `surplus`: the cluster is to have fewer
-    engines, and this seat gets no claims any more.
+    engines, and this seat gets no claims any more. `forgotten` are requests that the pool has dropped since the
+    exchange before: drafts must not repeat their texts.
     """
 
     owned: bool
@@ -266,6 +267,7 @@ class ExchangeReply:
     have: dict[str, int] = field(default_factory=dict)
     lost: bool = False
     surplus: bool = False
+    forgotten: list[str] = field(default_factory=list)
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ class LowRankLayer:
     changed: frozenset[str]  # the linear layers that these products consist of
 
 
+NO_CHANGE = LowRankLayer(None, None, None, None, frozenset())
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter's parts by the names of the model's linear layers, which transformers' own layers need; or what it

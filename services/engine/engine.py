@@ -31,6 +31,7 @@ from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import (
     LARGEST_BLOCK,
+    PROCESSES,
     DeadlyToken,
     EngineSettings,
     choose_block_size,
@@ -217,6 +218,11 @@ class Engine:
         assert isinstance(self.decoder, RankDecoder)
         self.decoder.links = self._links = links
         self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of weights and KV blocks."""
+        return self.figures.weight_bytes + sum(store.nbytes for store in self._cache.stores)
 
     @property
     def busy(self) -> bool:
@@ -466,10 +472,12 @@ def _make_cache(
         size = LARGEST_BLOCK
     taken = max(BYTES, size * per_token + state)
     free = devices.free_bytes(device)
+    if device.type == "cpu" and settings.memory:
+        free = max(0, settings.memory - settings.tp * settings.pp * (decoder.memory + PROCESSES))
     if device.type == "cuda" and not settings.kv_blocks:
         decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
         needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
-        free = devices.free_bytes(device) - needed
+        free = devices.free_bytes(device) - needed - (settings.adapter_bytes if decoder.adapters else 0)
     if shared:
         free -= devices.process_bytes(device, shared)  # that a spare takes, too
     blocks = devices.count_blocks(settings, taken, size, length, free, device)

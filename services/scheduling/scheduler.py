@@ -77,7 +77,7 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        self._drafter = Drafter(knobs, self._cost, self._kv, now) if knobs.num_speculative_tokens else None
+        self._drafter = Drafter(knobs, self._cost, self._kv) if knobs.num_speculative_tokens else None
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
@@ -134,8 +134,18 @@ class Scheduler:
             if entry := self._entries.pop(id, None):
                 self._queues.remove(entry)
             self._outbox.drop(id)
+        self.forget(ids)
         if ids:
             self._queues.sweep()
+
+    def forget(self, ids: list[str] | None) -> None:
+        """Let no draft repeat the texts of these requests, which somebody has deleted, or which are not kept any more.
+        None: of all requests."""
+        if self._drafter and ids is None:
+            self._drafter.recent.clear()
+        elif self._drafter and ids:
+            for id in ids:
+                self._drafter.recent.forget(id)
 
     def rewind(self, have: dict[str, int]) -> int:
         """Commit requests again of which the pool has lost output tokens: `have` is the number that it has of each.
@@ -305,7 +315,7 @@ class Scheduler:
 
     def take_counters(self) -> dict[str, float]:
         """Return the increments of counters since the last call."""
-        return self._queues.take_counters() | (self._drafter.take_counters() if self._drafter else {})
+        return self._queues.take_counters()
 
 
 class RequestLevelScheduler(Scheduler):

@@ -149,6 +149,30 @@ def test_engines_follow_their_model_and_say_how_they_sleep_and_why_they_failed(p
     ]
 
 
+RATES = """async ([url, state, iterations]) => {
+    const { Figures, ratesOf } = await import(url);
+    const { Timeline } = await import(url.replace("figures", "timeline"));
+    const timeline = new Timeline();
+    timeline.add({ epoch: "1:a", iterations, requests: {} });
+    const text = (id) => document.getElementById(`figure-${id}`).textContent;
+    new Figures().show(state, ratesOf([timeline], 3000));
+    const shown = [text("drafts"), text("drafts-gain"), text("tokens-per-iteration")];
+    new Figures().show(state, ratesOf([timeline], 9000));
+    return [shown, [text("drafts"), text("drafts-gain"), text("tokens-per-iteration")]];
+}"""
+
+
+def test_the_share_of_right_drafts_and_their_gain_are_shown(page: Page, stack: Stack) -> None:
+    one = {"ms": 10, "blocks": 1, "ended": [], "preempted": []}
+    old = one | {"step": 1, "at": 900, "requests": [[1, 1, "t"]], "drafts": [[1, 8, 0]]}  # more than two seconds ago
+    two = one | {"step": 2, "at": 2000, "requests": [[1, 4, "t"], [2, 1, "t"]], "drafts": [[1, 4, 3]]}
+    three = one | {"step": 3, "at": 2020, "requests": [[1, 2, "t"], [3, 9, "i"]], "drafts": [[1, 4, 1]]}
+    state = {"running": 1, "waiting": 0, "gateways": 1, "tokens_per_second": 0, "engines": []}
+    now, later = page.evaluate(RATES, [stack.url + "/ui/figures.js", state, [old, two, three]])
+    assert now == ["50", "2.3", "8"]  # 4 of 8 right; 4 more tokens in 3 increments; 16 tokens in 2 iterations
+    assert later == ["–", "–", "0"]
+
+
 def recorded(**changes: Any) -> str:
     """A line of a recording: two iterations of one request, the second one with `changes`."""
     one = {"step": 1, "at": 0, "ms": 10, "requests": [[1, 4, "i"]], "blocks": 1, "ended": [], "preempted": []}

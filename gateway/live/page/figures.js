@@ -8,7 +8,7 @@ export class Figures {
     this._states = [];
   }
 
-  /** Show a `state` event; `iterations`: { rate, tokens } of the last second. */
+  /** Show a `state` event; `iterations`: what `ratesOf` returns. */
   show(state, iterations) {
     const living = state.engines.filter(({ alive }) => alive);
     const names = living.map(({ name }) => name);
@@ -24,6 +24,8 @@ export class Figures {
       "gap-99": state.gap_ms?.[1],
       iterations: iterations.rate,
       "tokens-per-iteration": iterations.tokens,
+      drafts: iterations.right,
+      "drafts-gain": iterations.gain,
       kv: blocks ? (100 * used) / blocks : null,
     };
     this._states.push(values);
@@ -53,6 +55,27 @@ export class Figures {
     const points = values.map((value, i) => `${(i * step).toFixed(1)},${(22 - (20 * value) / most).toFixed(1)}`);
     line.setAttribute("points", points.join(" "));
   }
+}
+
+/** Over the two seconds before `now`, in ms: iterations a second, tokens of an iteration, the share of drafted tokens that
+ * were right, in percent, and the tokens that an increment has because of them. */
+export function ratesOf(timelines, now) {
+  let [count, tokens, increments, guesses, right] = [0, 0, 0, 0, 0];
+  for (const { items } of timelines) {
+    for (let i = items.length - 1; i >= 0 && items[i].at > now - 2000; i--) {
+      const item = items[i];
+      if (item.gap) continue;
+      count += 1;
+      tokens += item.tokens;
+      increments += item.decoded;
+      for (const draft of item.drafted.values()) {
+        guesses += draft.guesses;
+        right += draft.right;
+      }
+    }
+  }
+  const drafts = guesses ? { right: (100 * right) / guesses, gain: 1 + right / increments } : {};
+  return { rate: count / 2, tokens: count ? tokens / count : 0, ...drafts };
 }
 
 /** The row of one of several models. */
