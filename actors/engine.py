@@ -389,9 +389,7 @@ class EngineActor:
         there is no room for that. Ranks keep what was computed for all of them."""
         if self._account is None or self._layout.size > 1:
             return
-        from services.engine.settings import PROCESSES
-
-        self._needs = self._engine.memory + PROCESSES
+        self._needs = self._engine.memory + self._settings.beside_model
         if not self._account.settle(self._needs):
             raise NoRoom(f"the engine needs {self._needs / (1 << 30):.1f} GiB, which other engines have")
 

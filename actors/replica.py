@@ -44,9 +44,9 @@ def check_memory(settings: Settings, folder: Path) -> None:
     weights, processes = weights_size(folder, width), settings.tp * settings.pp * PROCESSES
     if weights + processes > settings.memory:
         raise SettingsError(
-            f"memory={settings.memory / GIB:.1f} GiB: an engine of {settings.model} takes at least "
-            f"{(weights + processes) / GIB:.1f} GiB alone, {weights / GIB:.1f} for weights and "
-            f"{processes / GIB:.1f} for processes; raise memory, or use a smaller model or weights=int8"
+            f"memory={settings.memory / GIB:.2f} GiB: an engine of {settings.model} takes at least "
+            f"{(weights + processes) / GIB:.2f} GiB alone, {weights / GIB:.2f} for weights and "
+            f"{processes / GIB:.2f} for processes; raise memory, or use a smaller model or weights=int8"
         )
 
 

@@ -24,9 +24,16 @@ class Prepared:
 
     @classmethod
     def each(cls, settings: Settings, say: Callable[[str], None]) -> list[Prepared]:
-        """Of each model of these settings. Raises UsageError as `of` does, and for two with a name in common."""
+        """Of each model of these settings. Raises UsageError as `of` does, and for two models or adapters with one
+        name."""
         models = [cls.of(each, say) for each in settings.each]
         check_names([(one.model, one.names, one.pool) for one in models])
+        taken = {name: f"the model {one.model}" for one in models for name in one.names}
+        for each in settings.each:
+            for module in each.lora_modules:
+                if owner := taken.get(module.name):
+                    raise UsageError(f"lora_modules: {module.name!r} is a name of {owner}; name the adapter otherwise")
+                taken[module.name] = f"an adapter of {each.model}"
         return models
 
     @classmethod
@@ -82,11 +89,9 @@ def _check_adapters(settings: Settings, folder: Path) -> None:
     from services.adapters import peft
     from services.models.linears import load_linears
 
-    linears, names = load_linears(folder, settings.cache_dir), settings.served_model_name or (folder.name,)
+    linears = load_linears(folder, settings.cache_dir)
     for module in settings.lora_modules:
         try:
             peft.check(module.path, linears, settings.max_lora_rank)
         except ValueError as error:
             raise UsageError(f"lora_modules: {module.name}: {error}") from None
-        if module.name in names:
-            raise UsageError(f"lora_modules: {module.name!r} is the name of the model; name the adapter otherwise")

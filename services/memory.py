@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
-IDLE = 1.0  # seconds without an iteration after which an engine is idle
+IDLE = 2.0  # seconds without an iteration after which an engine is idle
 FIRST = 10.0  # seconds in which an engine that has loaded may wait for its first iteration
 
 

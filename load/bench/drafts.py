@@ -20,7 +20,7 @@ from services.messages import Claim, Iteration, IterationResult
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
 from services.scheduling import CostModel, Knobs, Scheduler
-from services.scheduling.drafting import Drafting
+from services.scheduling.drafting import FORCED, Drafting
 from services.text.tokenizer import Tokenizer
 
 MOST = 16  # tokens of a draft, as `speculative_config=auto` allows
@@ -42,13 +42,14 @@ SUBJECTS = {
     "chat": ("Write a story about a fox.", "Explain photosynthesis.", "Why is the sky blue?", "What is recursion?"),
     "schema": ("book", "play", "film", "song"),
 }
-FIELDS = ("title_of_the_document", "name_of_the_author", "language_of_the_text", "number_of_pages")
-SCHEMA = {
-    "type": "object",
-    "properties": {name: {"type": "string", "maxLength": 12} for name in FIELDS},
-    "required": list(FIELDS),
-    "additionalProperties": False,
+FIELDS = {  # names that take more tokens than what is between them
+    "title_of_the_document": {"type": "string", "maxLength": 12},
+    "number_of_pages_of_the_first_printed_edition": {"type": "integer", "minimum": 1, "maximum": 999},
+    "is_available_in_the_public_library_of_the_town": {"type": "boolean"},
+    "can_be_understood_by_children_without_any_help": {"type": "boolean"},
+    "was_translated_into_another_language_before_the_war": {"type": "boolean"},
 }
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
 LEAST_GAIN = 0.97  # of any cell; and that of some, by what is drafted and the number of streams
 GAINS = {
     ("editing", 1): 2.0,
@@ -61,14 +62,15 @@ OF_1B = {("0.9 right", 1): 3.0}  # where eight rows cost little more than one
 
 @dataclass(slots=True)
 class Ran:
-    """A run of some requests. `seconds`, `tokens`, `guesses`, `right` and `requests` are those of iterations without
-    prompts; a request counts once in each."""
+    """A run of some requests. All but `outputs` is that of iterations without prompts; a request counts once in each.
+    `forced` are guesses that follow from a grammar."""
 
     outputs: dict[str, list[int]]
     seconds: float = 0.0
     tokens: int = 0
     guesses: int = 0
     right: int = 0
+    forced: int = 0
     iterations: int = 0
     requests: int = 0
 
@@ -103,12 +105,13 @@ def drafts(bench: Bench) -> PartResult:
     header = [
         "drafts",
         "streams",
-        "tokens/s without",
+        "without",
         "with",
         "gain",
         "forecast",
         "drafted",
         "right",
+        "forced",
         "tokens",
         "least",
     ]
@@ -177,7 +180,7 @@ class Cell:
             assert ran.outputs == first.outputs, f"{kind}: drafts changed tokens"
         slow, fast, ran = *(max(ran.rate for ran in runs) for runs in (without, given)), given[-1]
         gains = [f"{slow:.1f}", f"{fast:.1f}", f"{fast / slow:.2f}", f"{self._forecast(ran):.2f}"]
-        return [*gains, ran.guesses, ran.right, ran.tokens]
+        return [*gains, ran.guesses, ran.right, ran.forced, ran.tokens]
 
     def _forecast(self, ran: Ran) -> float:
         """The gain by the cost model, if iterations had as many requests and guesses each as these had on average."""
@@ -211,11 +214,14 @@ class Cell:
         scheduler.add(list(self._claims))
         ran, since = Ran({claim.id: [] for claim in self._claims}), dict[str, float]()
         while iteration := scheduler.select():
+            entries = {id: scheduler.find(id) for id in iteration.drafts}
+            forced = [id for id, e in entries.items() if e and e.drafting and e.drafting.length == FORCED]
             began = time.perf_counter()
             result = engine.run(iteration)
             scheduler.update(result)
             if not iteration.new and all(count == 1 for count in iteration.scheduled.values()):
                 ran.count(iteration, result, time.perf_counter() - began)
+                ran.forced += sum(len(iteration.drafts[id]) for id in forced)
             for commit in scheduler.take_commits():
                 output = ran.outputs[commit.id]
                 output += commit.tokens

@@ -52,10 +52,13 @@ async def run(ground: Ground) -> bool:
             injections = await under_load(ground, streams, kinds, draw)
         # requests without clients; what is left then is a violation
         await asyncio.to_thread(ground.site.server.until_idle, IDLE)
+        counted = await asyncio.to_thread(ground.site.server.metrics)
         watching.cancel()
     records = list(history.read(clients))
     histories = ground.histories(records, [injection for injection in injections if not injection.skipped])
     histories = [own for history in histories for own in by_model(history)]
+    guesses, right = (counted.get(f"vllm:spec_decode_num_{name}_tokens_total", 0.0) for name in ("draft", "accepted"))
+    print(f"Drafts had {guesses:.0f} tokens, of which {right:.0f} were right.\n")
     held = [judge(options, one, injections, streams.outcomes, seen, draw) for one in histories]  # prints each
     return all(held)
 

@@ -64,6 +64,11 @@ class EngineSettings:
     adapter_bytes: int = 1 << 30  # of adapters in memory; there are more only while requests have them
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
 
+    @property
+    def beside_model(self) -> int:
+        """Bytes that all ranks take at most beside the weights of the model and KV blocks."""
+        return self.tp * self.pp * PROCESSES + (self.adapter_bytes if self.adapters else 0)
+
 
 def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_bytes: int = 0) -> int:
     """`block_size`, or what suits a model that keeps so many bytes of keys and values for a token, and so many of

@@ -205,8 +205,6 @@ class EngineLoop:
             pending, now = self._pending[0], self._clock.now()
             self._scheduler.update(pending.result.result())
             self._pending.popleft()
-            if self._owed in pending.result.result().tokens:
-                self._owed = ""
             if self._pending:
                 self._pending[0].started_at = now
             if not pending.iteration.sleep:
@@ -288,6 +286,8 @@ class EngineLoop:
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits, self._clock.now())
         self._observers.committed(commits)
+        if self._owed and any(commit.id == self._owed for commit in commits):
+            self._owed = ""
         self._seat.call += 1
         return Exchange(
             self._seat.name,

@@ -30,7 +30,7 @@ from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
-from services.adapters.store import folder_of, locked
+from services.adapters.store import folder_of, locked, registry_of
 from services.metrics.declared import LORA
 from services.models.linears import load_linears
 from services.pool.shards import in_shard
@@ -377,15 +377,30 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
-def test_the_configuration_s_adapters_are_loaded_again_into_a_pool_that_lost_its_data(
+def test_a_pool_that_lost_its_data_gets_the_adapters_again(
     redis_url: str, folder: Path, settings: Settings, sources: Path
 ) -> None:
+    """Those of the configuration and of routes, and none that was unloaded or replaced; or only those of the
+    configuration, if the file is lost, too."""
     modules = Settings(enable_lora=True, lora_modules=(f"one={sources / 'one'}",)).lora_modules
     own = settings.model_copy(update={"lora_modules": modules})
     with Stack(redis_url, f"lost-{secrets.token_hex(4)}", folder, own) as stack:
         ready(stack)
+        adapters = stack.app.state.gateway.first.adapters
+        for name, path, inplace in (("sql", "two", False), ("law", "three", False), ("sql", "three", True)):
+            stack.call(adapters.load(name, path, inplace))
+        stack.call(adapters.unload("law"))
+        before = registry(stack)
+        for lost in range(2):
+            stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
+            stack.call(adapters.tend())
+            assert registry(stack) == before, lost
+            stack.call(adapters.load("law", "two"))  # changes go on from there
+            stack.call(adapters.unload("law"))
+            before = registry(stack)
+        registry_of(own.files_folder, stack.pool.name).unlink()
         stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
-        stack.call(stack.app.state.gateway.first.adapters.tend())
+        stack.call(adapters.tend())
         assert registry(stack).adapters.keys() == {"one"}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from services.engine.batch.block_names import BYTES
 from services.engine.batch.kv_cache import LayerShape
-from services.engine.settings import CPU_SHARE, PROCESSES, EngineSettings, choose_block_size
+from services.engine.settings import CPU_SHARE, EngineSettings, choose_block_size
 from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.errors import ModelError, SettingsError
@@ -25,10 +25,10 @@ def needed(folder: Path, settings: EngineSettings, memory: int) -> int:
 
     Raises ModelError if the settings bound the memory, and the model does not fit even alone.
     """
-    device, ranks = devices.choose_device(settings), settings.tp * settings.pp
+    device = devices.choose_device(settings)
     dtype = devices.choose_dtype(settings, device)
     weights = weights_size(folder, 1 if settings.weights == "int8" else int(dtype.itemsize))
-    fixed = weights + ranks * PROCESSES
+    fixed = weights + settings.beside_model
     length = choose_length(ModelInfo.load(folder, settings.cache_dir).max_model_len, settings.max_model_len)
     spec = loading.fast_path_spec(folder, settings)
     per_token = _bytes_per_token(spec, devices.choose_cache_dtype(settings, dtype)) if spec else 0
@@ -37,9 +37,9 @@ def needed(folder: Path, settings: EngineSettings, memory: int) -> int:
     least = fixed + (settings.kv_blocks * block or int(block / share))
     if settings.memory and least > settings.memory:
         raise ModelError(
-            f"memory={settings.memory / GIB:.1f} GiB: an engine of {folder.name} takes {least / GIB:.1f} GiB alone, "
-            f"{weights / GIB:.1f} for weights and {ranks * PROCESSES / GIB:.1f} for processes; raise memory, or use a "
-            "smaller model, weights=int8 or fewer kv_blocks"
+            f"memory={settings.memory / GIB:.2f} GiB: an engine of {folder.name} takes {least / GIB:.2f} GiB alone, "
+            f"{weights / GIB:.2f} for weights, {settings.beside_model / GIB:.2f} for processes, the rest for KV blocks"
+            "; raise memory, or use a smaller model, weights=int8 or fewer kv_blocks"
         )
     free = (settings.memory or memory) - fixed
     if spec is None and not settings.kv_blocks:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.messages import Claim, EngineFigures, IterationResult
+from services.messages import Claim, Commit, End, EngineFigures, IterationResult, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler, WarmUpTime
 from services.scheduling.drafting import PLACES, REMEMBERED, RUN, Drafting, RecentTexts, Text
+from services.text import TextTables
 
 MOST = 6
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -265,3 +267,70 @@ def test_a_guest_with_one_token_left_keeps_its_blocks_when_its_draft_gets_more()
     assert joined
     assert "guest" in joined.scheduled
     assert len(joined.new_blocks["guest"]) > 1
+
+
+PIECES = TextTables([b"", b"", b"", b"", b"END", b" the", b"E", b"ND", b"N", b"D."], frozenset({2}))
+
+
+def answer_of(sampling: SamplingParams, tokens: list[int], guesses: list[int], most: int) -> list[Commit]:
+    """Return the commits of a request whose engine samples `tokens` again and again. The numbers of `guesses` that are
+    right, in turn, are followed by one that is wrong; the last guesses are beyond any end."""
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 60, 64, 4, 10, "n", verifies_drafts=True),
+        knobs=Knobs(num_speculative_tokens=most, admission="on_demand"),
+        eos_token_ids=[2],
+        text=PIECES,
+        warm_up=WarmUpTime(64, 1.0),
+    )
+    coming, right = cycle(tokens), cycle(guesses)
+
+    def guess(drafting: Drafting, most: int) -> list[int]:
+        rest = [tokens[i % len(tokens)] for i in range(len(drafting._output), len(drafting._output) + most)]
+        wrong = next(right)
+        return [*rest[:wrong], *((token + 1) % 10 for token in rest[wrong : wrong + 1]), *rest[wrong + 1 :]]
+
+    scheduler.add([Claim("r", 0.0, [7] * 5, [], sampling)])
+    commits: list[Commit] = []
+    with patch.object(Drafting, "find", guess):
+        while iteration := scheduler.select():
+            sampled = [next(coming)]
+            for token in iteration.drafts.get("r", []):
+                if token != sampled[-1]:
+                    break
+                sampled.append(next(coming))
+            logprobs = [Logprobs(float(-token), []) for token in sampled]
+            result = IterationResult("e", iteration.step, {"r": sampled[0]}, {"r": logprobs[0]}, elapsed=1.0)
+            more, scores = ({"r": found[1:]} if found[1:] else {} for found in (sampled, logprobs))
+            scheduler.update(replace(result, more=more, more_logprobs=scores))
+            commits += scheduler.take_commits()
+    assert scheduler.num_held_blocks == 0
+    return commits
+
+
+def whole(commits: list[Commit]) -> tuple[list[int], list[Logprobs], list[End | None]]:
+    tokens = [token for commit in commits for token in commit.tokens]
+    logprobs = [one for commit in commits for one in commit.logprobs or []]
+    return tokens, logprobs, [commit.end and replace(commit.end, at=0.0) for commit in commits if commit.end]
+
+
+@given(
+    st.lists(st.integers(4, 9) | st.just(2), min_size=1, max_size=12),
+    st.lists(st.integers(0, MOST + 1), min_size=1, max_size=8),
+    st.builds(
+        SamplingParams,
+        st.integers(1, 80),
+        min_tokens=st.integers(0, 9),
+        stop=st.sampled_from([(), ("END",), ("D", "the EN")]),
+        stop_token_ids=st.sampled_from([(), (6,), (2, 9)]),
+        ignore_eos=st.booleans(),
+        logprobs=st.sampled_from([None, 0]),
+    ),
+)
+def test_a_request_ends_in_the_middle_of_a_draft_as_without_it(
+    tokens: list[int], guesses: list[int], sampling: SamplingParams
+) -> None:
+    """By EOS, a stop token, a stop string, its length or the model's, none of them before `min_tokens`."""
+    without, given = (answer_of(sampling, tokens, guesses, most) for most in (0, MOST))
+    assert whole(given) == whole(without)
+    assert len(given) <= len(without)

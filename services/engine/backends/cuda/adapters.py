@@ -50,7 +50,8 @@ class CudaAdapters:
                 a, b = next(filled), next(filled)
                 assert len(a) <= self.widths[place % len(JOINED)], f"rank {len(a)} of product {place}"
                 table[place] = a.data_ptr(), b.data_ptr(), len(a)
-        self._kept[digest] = DeviceAdapter(*buffers.send([table], self._device), numbers)
+        (there,) = buffers.send([table], self._device)
+        self._kept[digest] = DeviceAdapter(there, numbers)
 
     def drop(self, digest: str) -> None:
         del self._kept[digest]

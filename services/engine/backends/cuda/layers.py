@@ -271,7 +271,7 @@ class CudaLayers:
         rotary = self._rotary(rotary_table(part, length)) if part.rotary else None
         local = self._rotary(rotary_table(part, length, True)) if part.local_frequencies else rotary
         owners = [layer for layer in layers if spec.kv_layer(layer) == layer]
-        made = []
+        made: list[CudaLayer] = []
         for i in layers:
             stored = setup.weights.layer(i)
             weights, experts = self._layer(stored), self._experts(stored.experts) if stored.experts else None
