@@ -118,7 +118,7 @@ class AskedModel:
         (entry,) = entries(options.model[place])
         model, names = resolve(entry["model"], user_cache()), [f"model-{place}" if place else ""]
         vectors = ModelInfo.load(model).pooling is not None
-        entry = ({} if vectors else REASONS) | ({"served_model_name": names} if place else {}) | entry
+        entry = ({} if vectors else REASONS) | entry | ({"served_model_name": names} if place else {})
         if options.adapters and not place:
             linears = load_linears(model, user_cache())
             folders = [options.folder / f"adapter-{number}" for number in range(options.adapters)]
