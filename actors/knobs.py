@@ -49,7 +49,6 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         batches_in_flight=stages,
         lookahead=lookahead,
         num_speculative_tokens=drafted,
-        remember_seconds=settings.constants.keep_ended if drafted else 0.0,
         prefix_caching=settings.prefix_caching and not figures.whole_prompts,
         share_prefixes=settings.share_prefixes,
         whole_prompts=figures.whole_prompts,
