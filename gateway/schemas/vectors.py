@@ -11,6 +11,8 @@ from gateway.schemas.completions import Prompts, token_prompts
 from gateway.schemas.generation import LAST_CLASS, Count, truncation
 from gateway.schemas.strict import Strict, contradiction, only
 
+UseActivation = bool | None  # true by default; false: the outputs of which a classifier makes probabilities
+
 
 class VectorFields(Strict):
     """Fields of every request for vectors; null means the default."""
@@ -48,7 +50,7 @@ class EmbeddingRequest(InputFields):
 
 
 class ClassifyRequest(InputFields):
-    use_activation: bool | None = None  # true by default; false: the scores of which probabilities are made
+    use_activation: UseActivation = None
 
 
 def _texts(value: Any) -> list[str]:
@@ -67,6 +69,7 @@ class PairFields(VectorFields):
     """Fields of requests about pairs of texts. `instruction`: what a reranker is to look for, if it reads one."""
 
     instruction: str | None = None
+    use_activation: UseActivation = None
 
 
 class ScoreRequest(PairFields):

@@ -91,13 +91,17 @@ class VectorAnswer(ABC):
         count = self._plan.prompt_tokens
         return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
 
+    def _activated(self, scores: list[float]) -> list[float]:
+        pooling = self._model.info.pooling
+        assert pooling is not None, f"{self._request} is for vectors"
+        return activated(scores, "none" if self.asked.raw else pooling.activation)
+
     def _scores(self) -> list[float]:
         """The score of each pair: what a classifier says of it, or the cosine of its texts' embeddings."""
-        pooling, firsts = self._model.info.pooling, self.asked.firsts
-        assert pooling is not None, f"{self._request} is for vectors"
+        firsts = self.asked.firsts
         if not firsts:
             vectors = map(self._vector, range(self._plan.choices))
-            return [activated(vector.tolist(), pooling.activation)[0] for vector in vectors]
+            return [self._activated(vector.tolist())[0] for vector in vectors]
         seconds = range(firsts, self._plan.choices)
         return [cosine(self._vector(i if firsts > 1 else 0), self._vector(other)) for i, other in enumerate(seconds)]
 
@@ -175,7 +179,7 @@ class Classes(VectorAnswer):
         assert pooling is not None, f"{self._request} is for vectors"
         best = scores.index(max(scores))
         label = pooling.labels[best] if pooling.labels else f"LABEL_{best}"
-        made = activated(scores, "none" if self.asked.raw else pooling.activation)
+        made = self._activated(scores)
         return {"index": number, "label": label, "probs": made, "num_classes": len(made)}
 
 

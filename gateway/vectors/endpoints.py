@@ -149,7 +149,7 @@ class Score(_Pairs[ScoreRequest]):
         self, fields: ScoreRequest, pooling: Pooling, inputs: VectorInputs
     ) -> tuple[VectorPlan, str, Sequence[EncodedText]]:
         firsts, found = self.read(fields, pooling, inputs, fields.text_1, fields.text_2, "text_2")
-        return VectorPlan(firsts=firsts), "text_2", found
+        return VectorPlan(firsts=firsts, raw=fields.use_activation is False), "text_2", found
 
 
 class Rerank(_Pairs[RerankRequest]):
@@ -177,7 +177,8 @@ class Rerank(_Pairs[RerankRequest]):
             documents = [before + text for text in documents]
         firsts, found = self.read(fields, pooling, inputs, [query], documents, "documents")
         kept = [] if fields.return_documents is False else fields.documents
-        return VectorPlan(firsts=firsts, documents=kept, top=fields.top_n or 0), "documents", found
+        raw = fields.use_activation is False
+        return VectorPlan(firsts=firsts, documents=kept, top=fields.top_n or 0, raw=raw), "documents", found
 
 
 class Classify(_Vectors[ClassifyRequest]):

@@ -165,4 +165,6 @@ def test_scores_of_a_model_that_wants_them_as_they_are(redis_url: str, tmp_path:
     probability = post(pairs, "/v1/score", text_1="a", text_2="b")["data"][0]["score"]
     with VectorStack(redis_url, folder) as stack:
         score = post(stack, "/v1/score", text_1="a", text_2="b")["data"][0]["score"]
+    raw = post(pairs, "/v1/rerank", query="a", documents=["b"], use_activation=False)["results"][0]["relevance_score"]
+    np.testing.assert_allclose(raw, score, rtol=1e-5)
     np.testing.assert_allclose(1 / (1 + math.exp(-score)), probability, rtol=1e-5)
