@@ -18,7 +18,8 @@ class Knobs:
     `admission`: `reserve` takes blocks for prompt + max_new_tokens at the first selection; `on_demand` takes them as
     they fill, and preempts requests when they run out.
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
-    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
+    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`), and one more for vectors, so that the
+    engine has the next texts before those of the last iteration are committed. No request is in two of them.
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
     `num_speculative_tokens`: the largest number of tokens of a draft. 0: none. It needs an engine that verifies them.
     `whole_prompts`: a prompt is computed in one iteration, alone in it if it is over the budget.

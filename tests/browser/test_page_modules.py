@@ -149,6 +149,30 @@ def test_the_share_of_right_drafts_and_their_gain_are_shown(page: Page, stack: S
     assert later == ["–", "–", "0"]
 
 
+def test_engines_follow_their_model_and_say_how_they_sleep_and_why_they_failed(page: Page, stack: Stack) -> None:
+    one = {"ready": True, "alive": True, "spare": False, "spare_scheduler": True, "epoch": None, "sleep": ""}
+    one |= {"failure": "", "blocks": 100, "used": 0, "batch": 4}
+    engines = [
+        one | {"name": "c/0"},
+        one | {"name": "c.mb/0", "sleep": "off"},
+        one | {"name": "c.mc/0", "ready": False, "failure": "it is too large"},
+    ]
+    models = [
+        {"name": n, "running": 1, "waiting": 2, "engines": [e["name"]]} for n, e in zip("abc", engines, strict=True)
+    ]
+    state = {"running": 3, "waiting": 6, "gateways": 1, "tokens_per_second": 0, "engines": engines, "models": models}
+    blocks, shown = page.evaluate(FIGURES, [stack.url + "/ui/figures.js", state])
+    assert blocks == ["0 of 200 blocks"]
+    assert shown == [
+        "a1 running, 2 waiting",
+        "readyEngine 0 of abatch of 4 · spare scheduler",
+        "b1 running, 2 waiting",
+        "offEngine 0 of ba request wakes it up",
+        "c1 running, 2 waiting",
+        "failedEngine 0 of cit is too large",
+    ]
+
+
 def recorded(**changes: Any) -> str:
     """A line of a recording: two iterations of one request, the second one with `changes`."""
     one = {"step": 1, "at": 0, "ms": 10, "requests": [[1, 4, "i"]], "blocks": 1, "ended": [], "preempted": []}

@@ -13,7 +13,7 @@ export class Figures {
     const living = state.engines.filter(({ alive }) => alive);
     const names = living.map(({ name }) => name);
     const used = sum(living, "used");
-    const blocks = sum(living, "blocks");
+    const blocks = sum(living.filter(({ sleep }) => !sleep), "blocks"); // an engine that sleeps gave its memory back
     const values = {
       running: state.running,
       waiting: state.waiting,
@@ -39,7 +39,9 @@ export class Figures {
     const numberOf = (one) => labelOf(one.name, one.alive ? names : [...names, one.name]);
     const labelled = (one) =>
       engine(one, modelOf.has(one.name) ? `${one.name.split("/").pop()} of ${modelOf.get(one.name)}` : numberOf(one));
-    element("engines").replaceChildren(...models.map(model), ...state.engines.map(labelled));
+    const enginesOf = (own) => state.engines.filter((one) => own.engines.includes(one.name)).map(labelled);
+    const rows = models.flatMap((one) => [model(one), ...enginesOf(one)]);
+    element("engines").replaceChildren(...(models.length ? rows : state.engines.map(labelled)));
   }
 
   _figure(name, value) {
@@ -86,16 +88,21 @@ function model({ name, running, waiting }) {
   return item;
 }
 
-function engine({ name, ready, sleep, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
+function engine(one, label) {
+  const { name, ready, sleep, failure, alive, spare, spare_scheduler: second, epoch, blocks, used, batch } = one;
   const item = document.createElement("li");
-  const state = alive ? (ready ? "ready" : "starting") : "down";
+  const state = !alive || failure ? "down" : ready ? (sleep ? "asleep" : "ready") : "starting";
   const head = item.appendChild(document.createElement("div"));
   head.className = "engine-head";
-  add(head, "span", `state-${state}`, (ready && sleep) || state);
+  add(head, "span", `state-${state}`, alive ? (failure && "failed") || (ready && sleep) || state : state);
   add(head, "strong", "", `Engine ${label}`).title = name;
   if (epoch) add(head, "span", "quiet", `epoch …${epoch.slice(-4)}`).title = epoch;
   if (!alive) {
     add(item, "div", "quiet", "no scheduler runs it");
+    return item;
+  }
+  if (failure || (ready && sleep)) {
+    add(item, "div", "quiet", failure || "a request wakes it up");
     return item;
   }
   const bar = item.appendChild(document.createElement("div"));

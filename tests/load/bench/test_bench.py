@@ -20,6 +20,7 @@ from load.bench.rates import KERNEL, measure_rates
 from load.bench.sampling import KINDS
 from load.bench.shapes import FORMATS, SHAPES
 from load.bench.timing import Scale
+from load.options import CACHE
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.engine.weights.random_tensors import RandomTensors
@@ -100,9 +101,10 @@ def test_drafts(tmp_path: Path) -> None:
     assert cells["editing"]["least"] == "0.97"  # other gains are those of other numbers of streams
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "Q4_K_M"])
 def test_a_shape_in_a_format(form: str, tmp_path: Path) -> None:
-    status, found = bench(tmp_path, "increments", more=("--format", form))
+    (tmp_path / "kernels").symlink_to(CACHE / "kernels")
+    status, found = bench(tmp_path, "increments", more=("--format", form, "--cache-dir", str(tmp_path)))
     assert (status, found["failed"]) == (0, {})
     assert found["model"] == f"tiny-{form}"
     assert found["parts"]["increments"][0]["floor_seconds"] > 0.0
