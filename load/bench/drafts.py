@@ -142,9 +142,10 @@ def _texts(tokenizer: Tokenizer, count: int) -> Iterator[tuple[str, list[Claim]]
         files = sorted(ROOT.glob(pattern)) if pattern else []
         long = [text[:length] for file in files if len(text := file.read_text()) > length]
         texts = (long or list(SUBJECTS[kind]))[:count]
-        messages = [[{"role": "user", "content": question.format(text)}] for text in texts]
-        chats = [tokenizer.apply_chat_template(message) for message in messages]
-        prompts = [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
+        asked = [question.format(text) for text in texts]
+        if chat := tokenizer.has_chat_template:
+            asked = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in asked]
+        prompts = [tokenizer.encode(text, add_special_tokens=not chat) for text in asked]
         more = grammar if kind == "schema" else {}
         yield kind, [_claim(i, prompts[i % len(prompts)], **more) for i in range(count)]
 

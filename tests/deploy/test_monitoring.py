@@ -84,6 +84,7 @@ def test_every_metric_that_is_counted_is_on_the_dashboard_or_told_apart_there() 
     elsewhere = {"vllm:request_inference_time_seconds", "vllm:request_time_per_output_token_seconds"}
     elsewhere |= {"vllm:request_prompt_tokens", "vllm:request_generation_tokens", "orca:tenant_prompt_tokens"}
     elsewhere |= {"vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens"}
+    elsewhere |= {"vllm:spec_decode_num_accepted_tokens_per_pos"}
     shown = {re.sub(r"_(total|bucket|sum|count)$", "", name) for e in EXPRESSIONS for name in metrics(e)}
     shown |= {name for e in EXPRESSIONS for name in metrics(e)}
     assert {*COUNTERS, *HISTOGRAMS} - shown == elsewhere
