@@ -259,8 +259,7 @@ class Validator:
         """Raises ApiError as `check_model` does, and if the model makes vectors in place of text."""
         self.check_model(name, adapter)
         if pooling := self._model.info.pooling:
-            routes = "/v1/embeddings" if pooling.kind == "embed" else "/v1/score or /v1/rerank"
-            text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {routes}."
+            text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {pooling.routes}."
             raise ApiError(Kind.INVALID, text, "model")
 
     def _check_class(self, fields: GenerationFields | VectorFields, tenant: str) -> None:

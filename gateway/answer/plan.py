@@ -21,6 +21,7 @@ class AnswerKind(StrEnum):
     EMBEDDING = "embedding"
     SCORE = "score"
     RERANK = "rerank"
+    CLASSIFY = "classify"
 
     @property
     def prefix(self) -> str:
@@ -36,6 +37,7 @@ _PREFIXES = {
     AnswerKind.EMBEDDING: "embd-",
     AnswerKind.SCORE: "score-",
     AnswerKind.RERANK: "rerank-",
+    AnswerKind.CLASSIFY: "classify-",
 }
 
 

@@ -109,7 +109,7 @@ class Tokenizer:
         the ends are cut off, of a pair that of the longer text."""
         for text in texts:
             "".join(text).encode()  # the library would raise a TypeError
-        whole = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        whole = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [
             _encoded(one if keep is None or len(one.ids) <= keep else self._cut(text, add_special_tokens, keep))
             for text, one in zip(texts, whole, strict=True)
