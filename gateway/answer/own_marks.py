@@ -12,7 +12,7 @@ from gateway.answer.parsers.formats import REASONING_FORMATS
 from gateway.answer.parsers.registry import is_harmony, make_parser, marks_of
 from gateway.answer.parts import TEXT, Part
 
-MOST = 1 << 22  # characters that are read at most, over all marks; in a text with more, no mark is one
+MOST = 32  # marks of a text, each of which costs reading it once more; in a text with more, no mark is one
 SIGN = "\ue000"  # a character without a meaning
 
 
@@ -23,7 +23,7 @@ def own_marks(text: str, tool_parser: str, reasoning_parser: str, opens: bool) -
     if not marks or is_harmony(tool_parser, reasoning_parser):
         return []
     places = [range(*found.span()) for found in re.finditer("|".join(map(re.escape, marks)), text)]
-    if len(places) * len(text) > MOST:
+    if len(places) > MOST:
         return []
     if form := REASONING_FORMATS.get(reasoning_parser):
         opens = opens and form.begin not in text.partition(form.end)[0]

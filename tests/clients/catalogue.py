@@ -44,8 +44,6 @@ VERCEL = (
 LANGCHAIN = ("langchain-openai==1.7.3", "langchain==1.4.7")
 PYDANTIC_AI = ("pydantic-ai-slim[openai]==2.68.0",)
 LITELLM = ("litellm[proxy]==1.106.2", "anthropic==2.12.0")
-# GPT-OSS's marks are special tokens; the default model lacks them, and may take its end of the analysis for text
-SPELLED = tuple(one for one in FORMATS if one.name != "GPT-OSS")
 
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", ("openai==3.54.0",)),
@@ -80,7 +78,7 @@ CLIENTS = (
     Client("anthropic, formats of calls", "anthropic_formats.py", ("anthropic==2.12.0",), served=FORMATS),
     Client("Vercel ai, formats of calls", "vercel_ai_formats.mjs", VERCEL, kind="npm", served=FORMATS),
     Client("langchain-openai, formats of calls", "langchain_openai_formats.py", LANGCHAIN, served=FORMATS),
-    Client("pydantic-ai, formats of calls", "pydantic_ai_formats.py", PYDANTIC_AI, served=SPELLED),
+    Client("pydantic-ai, formats of calls", "pydantic_ai_formats.py", PYDANTIC_AI, served=FORMATS),
     Client("openai-agents, formats of calls", "openai_agents_formats.py", ("openai-agents==0.24.0",), served=FORMATS),
     Client("schemathesis", "schemathesis_run.py", ("schemathesis==4.32.5",)),
     Client("guidellm", "guidellm_run.py", ("guidellm==0.8.1",), overrides=(*TORCH, *NO_CUDA)),
