@@ -27,6 +27,8 @@ AS_TEXT = {
 }
 BOTH_WAYS = frozenset({"paligemma"})  # a token of the prompt attends to those behind it
 
+CACHE_ARGUMENTS = ("cache_params", "past_key_values")  # as transformers' modules name them
+
 INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
 
 

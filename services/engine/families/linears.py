@@ -19,8 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from services import wire
 from services.adapters.peft import LowRank
-from services.engine.backends.stock.states import CACHE_ARGUMENTS
-from services.engine.families.config import load_config
+from services.engine.families.config import CACHE_ARGUMENTS, load_config
 from services.engine.families.fit import open_fitted
 from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import spec_of

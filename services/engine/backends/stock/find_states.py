@@ -16,8 +16,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from services.engine.backends.stock.attention import NAME, PROBE, AttentionCall, attending
-from services.engine.backends.stock.states import CACHE_ARGUMENTS, StateKey, StateLayer
+from services.engine.backends.stock.states import StateKey, StateLayer
 from services.engine.batch.kv_cache import StateShape
+from services.engine.families.config import CACHE_ARGUMENTS
 from services.errors import ModelError
 
 TOKENS = 8  # more than a convolution reaches back

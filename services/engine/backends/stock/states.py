@@ -18,8 +18,7 @@ import torch
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from services.engine.batch.kv_cache import StateShape
-
-CACHE_ARGUMENTS = ("cache_params", "past_key_values")  # as transformers' modules name them
+from services.engine.families.config import CACHE_ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True)
