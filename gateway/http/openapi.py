@@ -8,7 +8,7 @@ files of Swagger UI come from an installed package, not from other servers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from types import MappingProxyType
@@ -28,6 +28,9 @@ from services.version import program_version
 
 COMPONENTS = "#/components/schemas/"
 DOCUMENTED = "x-documented"  # marks the operation until the document is made
+# What fills in the operations. To make the schemas of all types takes as long as half of a gateway's imports, and most
+# gateways are never asked for the document.
+_descriptions: list[Callable[[], None]] = []
 JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 
 # errors of routes that use the pool, that read a body, and that submit a request
@@ -111,28 +114,34 @@ def documented(
     body is empty. `errors`: answered with an object of the type `error`, with a different status if `statuses` has one.
     `empty`: statuses that are answered without a body. `takes_type`: the content type of the request's body.
     """
-    content: dict[str, Any] = {}
-    if gives is not None:
-        content[JSON] = {"schema": _schema(gives, "serialization")}
-    if streams is not None:
-        content[EVENTS] = {"schema": _schema(streams, "serialization")}
-    if text:
-        content[TEXT] = {"schema": {"type": "string"}}
-    if binary:
-        content[BYTES] = {"schema": {"type": "string", "format": "binary"}}
-    extra: dict[str, Any] = {"responses": {"200": {"content": content}}, "parameters": list(parameters)}
-    if streams is not None:
-        name = {"description": "the id of the request, for `/v1/streams`", "schema": {"type": "string"}}
-        extra["responses"]["200"]["headers"] = {"Orca-Request": name}
-    extra["responses"] |= {str(status): {"description": meaning} for status, meaning in empty.items()}
-    extra["responses"] |= _errors(errors, error, statuses)
-    if takes is not None:
-        body = {"content": {takes_type: {"schema": _schema(takes, "validation")}}, "required": True}
-        extra["requestBody"] = body
+
+    def described() -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        if gives is not None:
+            content[JSON] = {"schema": _schema(gives, "serialization")}
+        if streams is not None:
+            content[EVENTS] = {"schema": _schema(streams, "serialization")}
+        if text:
+            content[TEXT] = {"schema": {"type": "string"}}
+        if binary:
+            content[BYTES] = {"schema": {"type": "string", "format": "binary"}}
+        made: dict[str, Any] = {"responses": {"200": {"content": content}}, "parameters": list(parameters)}
+        if streams is not None:
+            name = {"description": "the id of the request, for `/v1/streams`", "schema": {"type": "string"}}
+            made["responses"]["200"]["headers"] = {"Orca-Request": name}
+        made["responses"] |= {str(status): {"description": meaning} for status, meaning in empty.items()}
+        made["responses"] |= _errors(errors, error, statuses)
+        if takes is not None:
+            schema = _schema(takes, "validation")
+            made["requestBody"] = {"content": {takes_type: {"schema": schema}}, "required": True}
+        return made
+
+    extra: dict[str, Any] = {DOCUMENTED: True}
+    _descriptions.append(lambda: extra.update(described()))
     return {
         "response_model": None,
         "response_class": JSONResponse if gives is not None else PlainTextResponse if text else Response,
-        "openapi_extra": {DOCUMENTED: True, **extra},
+        "openapi_extra": extra,
     }
 
 
@@ -208,6 +217,8 @@ def undocumented(app: FastAPI) -> list[str]:
 
 
 def _raw(app: FastAPI) -> dict[str, Any]:
+    for describe in _descriptions:
+        describe()
     return get_openapi(title=app.title, version=program_version(), description=DESCRIPTION, routes=app.routes)
 
 

@@ -210,6 +210,8 @@ def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) 
     engine = server.engine()
     kill([engine])
     wait_until(lambda: server.engine() not in (0, engine))
+    wait_until(lambda: server.metrics().get("orca:ready") == 1)
+    wait_until(lambda: ready(server))  # as of the last second, when it may not have been
     while_busy: list[bool] = []
     Request("idle").stream(server, lambda: while_busy.append(ready(server)))
     assert while_busy == [True]

@@ -7,11 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Literal, Protocol
 
-UV = "uv==0.13.9"
 INSTALL_TIMEOUT = 1800.0  # seconds
 PIP_TO_UV = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_EXTRA_INDEX_URL": "UV_INDEX", "PIP_FIND_LINKS": "UV_FIND_LINKS"}
 
@@ -60,7 +58,9 @@ class Environments:
         return ["node", str(place / script.name)]
 
     def _python(self, client: Installed, place: Path) -> None:
-        uv = self._uv()
+        uv = str(Path(sys.executable).with_name("uv"))
+        if not Path(uv).exists():
+            raise NotInstalled(f"there is no {uv}: pip install uv")
         environment = os.environ | {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
         _run([uv, "venv", "--python", sys.executable, "--allow-existing", str(place)], environment)
         install = [uv, "pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *client.packages]
@@ -76,13 +76,6 @@ class Environments:
         (place / "package.json").write_text("{}")
         command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(place), *client.packages]
         _run(command, dict(os.environ))
-
-    def _uv(self) -> str:
-        place = self._folder / UV
-        if not (place / "bin" / "uv").exists():
-            venv.create(place, with_pip=True, clear=True)
-            _run([str(place / "bin" / "pip"), "install", "--quiet", UV], dict(os.environ))
-        return str(place / "bin" / "uv")
 
 
 def _key(client: Installed) -> str:
