@@ -113,8 +113,8 @@ def test_a_model_of_random_weights_is_measured_as_stored(tmp_path: Path) -> None
         assert [name for name, _ in peers.servers(bench, tmp_path)] == expected
     short = Scale(window=0.0001, budget=0.0, row_counts=(1,))
     found = [sizes.floors(replace(options, format=form), short) for form in ("", "Q8_0")]
-    assert set(found[0]) == {name for name, _ in (*sizes.streams(), *sizes.prompts())} | {"memory, MiB"}
-    assert 3.5 < found[0]["memory, MiB"] / found[1]["memory, MiB"] < 4.0
+    assert set(found[0]) == {name for name, _ in (*sizes.streams(), *sizes.prompts())} | {"weights, MiB"}
+    assert 3.5 < found[0]["weights, MiB"] / found[1]["weights, MiB"] < 4.0
 
 
 def test_peers_are_measured_only_where_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def floors(options: Options, scale: Scale = FULL) -> dict[str, float]:
     spans = {name: [Span(PROMPT, 1)] * count for name, count in streams()}
     found = {name: 1e3 * floor(engine.shape, engine.rates, [each]).seconds for name, each in spans.items()}
     found |= {name: n / floor(engine.shape, engine.rates, [[Span(0, n)]]).seconds for name, n in prompts()}
-    found["memory, MiB"] = engine.shape.stored / MIB
+    found["weights, MiB"] = engine.shape.stored / MIB
     engine.release()
     release_memory()
     return found
@@ -92,7 +92,10 @@ async def _asked(server: OrcaServer | PeerServer) -> dict[str, float]:
         lone = [(await _run(server.url, [Request(any_prompt(tokens, tokens + i), 2)]))[0] for i in range(TIMES)]
         found[name] = tokens / statistics.median(answer.ttft for answer in lone)
     found["memory, MiB"] = memory(server.process.pid) / MIB
-    return found | await _gaps(server) if isinstance(server, OrcaServer) else found
+    if isinstance(server, OrcaServer):
+        found["weights, MiB"] = server.metrics()["orca:weight_bytes"] / MIB
+        found |= await _gaps(server)
+    return found
 
 
 async def _run(url: str, requests: list[Request]) -> Sequence[Answer]:
