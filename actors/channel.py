@@ -53,11 +53,13 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The packed result of an iteration or, if that is None, why this owner's channel ends: `stale` if there is another
-    owner, otherwise the engine's exception."""
+    owner, otherwise the engine's exception. Or, between two results, `leave`: the engine has to make room for another
+    one."""
 
     result: bytes | None
     error: str = ""
     stale: bool = False
+    leave: bool = False
 
 
 class Frames:

@@ -20,15 +20,16 @@ from typing import Any
 
 import ray
 
-from actors.channel import Door
+from actors.channel import Answer, Door
 from actors.engine_build import build_of, engine_files, engine_settings, layout_of
 from actors.engine_record import EngineRecord, forget
 from actors.engine_server import EngineServer
 from actors.liveness import Lifeline, WeightsMark, is_marked
+from actors.memory_account import MemoryAccount, account_folder
 from services.background import at_low_priority, start_thread
 from services.engine.null import NullEngine
 from services.engine.warm_up import WarmUp
-from services.errors import LaterEpoch, ModelError, OtherWeights, StaleEpoch
+from services.errors import LaterEpoch, ModelError, NoRoom, OtherWeights, StaleEpoch
 from services.limits import return_memory
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -40,6 +41,9 @@ from services.wire import pack, unpack
 
 END_TIMEOUT = 5.0  # seconds in which a process that was killed must be gone
 ORPHANED_AFTER = 60  # seconds without a call from an owner
+ROOM_TIMEOUT = 5.0  # seconds to wait for memory before the owner is told
+LOOK_FOR_ROOM = 0.05  # seconds between two looks
+LOOK_AT_ACCOUNT = 0.5  # seconds between looks at whether another engine waits for memory
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +130,10 @@ class EngineActor:
         configure(settings, "engine", rank=str(rank))
         self._layout = layout_of(settings, rank)
         self._settings = engine_settings(settings)
+        self._tag, self._turn = settings.tag, settings.turn_seconds
+        self._account: MemoryAccount | None = None  # None: a null engine, a GPU, or a machine that can keep none
+        self._needs = 0  # bytes of this engine, once it was loaded
+        self._used = 0.0  # when the last iteration of an owner was started or ended
         self._null = settings.null_engine
         self._build = build_of(settings)
         self._model, self._replaced = settings.model, engine_files(settings)
@@ -169,8 +177,33 @@ class EngineActor:
                 from services.engine.startup.shared_memory import SharedMemory
 
                 self._memory = SharedMemory(self._build)
+                self._open_account()
             self._folder = folder
         return self._folder
+
+    def _open_account(self) -> None:
+        from services.engine.startup import devices
+
+        if self._account or devices.choose_device(self._settings).type != "cpu":
+            return
+        folder, engine = account_folder(ray.get_runtime_context().get_node_id()), self._name.rsplit("-", 2)[0]
+        try:
+            self._account = MemoryAccount(folder, engine, self._tag, self._settings.memory, self._turn)
+        except OSError as error:
+            log.warning("engines do not share the memory of this machine by turns: %s", error)
+            return
+        start_thread(self._make_room, "memory-account")
+
+    def _make_room(self) -> None:
+        """Tell the owner when this engine has to give back its weights, because another one waits for the memory."""
+        assert self._account
+        while True:
+            time.sleep(LOOK_AT_ACCOUNT)
+            engine = self._engine
+            if self._epoch is None or engine is None:
+                continue
+            if self._account.leaves(time.monotonic() if engine.busy else self._used):
+                self._server.tell(Answer(None, leave=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def status(self) -> EngineStatus:
@@ -211,12 +244,13 @@ class EngineActor:
     def serve(self, epoch: str, meeting: str = "", far: bool = False) -> ServeReply:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
         an engine meet at `meeting` first. `far`: the owner is on another node. Waits for the iteration that runs: the
-        names of blocks are true only if nothing is written afterwards.
+        names of blocks are true only if nothing is written afterwards. Raises NoRoom if other engines have the memory
+        for the weights, and keeps its place in the queue for them until it is called again.
         """
         try:
             with self._record.noting():
                 return self._server.call(lambda: self._serve(epoch, meeting, far))
-        except (StaleEpoch, ModelError):
+        except (StaleEpoch, ModelError, NoRoom):
             raise
         except Exception:  # the owner kills this process; its log says why
             log.exception("this engine cannot serve")
@@ -230,10 +264,10 @@ class EngineActor:
         self._server.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
-        latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
-        if latest > _number(epoch):  # the caller was stopped, and goes on late
-            raise LaterEpoch(f"epoch {epoch}: a later owner is about to attach, or has", latest)
+        self._check_latest(epoch)
         self._server.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
+        if self._engine is None:
+            self._wait_for_room(epoch)
         started = time.monotonic()
         if self._engine is None:
             self._load()
@@ -254,6 +288,27 @@ class EngineActor:
         names = self._engine.block_names
         return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, names, door)
 
+    def _check_latest(self, epoch: str) -> None:
+        latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
+        if latest > _number(epoch):  # the caller was stopped, and goes on late
+            raise LaterEpoch(f"epoch {epoch}: a later owner is about to attach, or has", latest)
+
+    def _wait_for_room(self, epoch: str) -> None:
+        """Have what this engine needs in the account of the machine's memory. Raises NoRoom, and ModelError if the
+        account will never have room for it."""
+        folder = self._find_model()
+        if self._account is None:
+            return
+        from services.engine.startup.needs import needed
+
+        needs = self._needs or needed(folder, self._settings, self._account.bytes)
+        until = time.monotonic() + ROOM_TIMEOUT
+        while not self._account.take(needs):
+            if time.monotonic() > until:
+                raise NoRoom(f"the engine needs {needs / (1 << 30):.1f} GiB, which other engines have")
+            self._check_latest(epoch)
+            time.sleep(LOOK_FOR_ROOM)
+
     def _start(self, packed: bytes, missed: list[bytes]) -> Started[bytes]:
         """Start an iteration; the iteration and its result are packed. `missed` are the packed results since the last
         call, if this is one of several ranks and another one samples.
@@ -261,13 +316,16 @@ class EngineActor:
         Raises StaleEpoch for an owner whose epoch is over.
         """
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
+        self._used = time.monotonic()
         with self._noting():
             started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
         return Started(started.done, lambda: self._result(started)).then(pack)
 
     def _result(self, started: Started[IterationResult]) -> IterationResult:
         with self._noting():
-            return started.result()
+            result = started.result()
+        self._used = time.monotonic()
+        return result
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         """Within, a fault of the device is noted for the spare."""
@@ -281,6 +339,8 @@ class EngineActor:
             return
         if self._engine is not None or not self._memory or not self._memory.hold(path):
             return
+        if self._account:
+            self._account.join()
         if self._prepared:  # in another memory, which goes with it
             self._prepared = None
             _free_unused()
@@ -306,14 +366,32 @@ class EngineActor:
         if self._memory:
             self._memory.release()
         _free_unused()
+        if self._account:
+            self._account.release()
 
     def _load(self) -> None:
         self._mark.set()
         try:
             self._engine = self._load_engine()
+            self._settle()
         except BaseException:
+            self._engine = self._warm_up = None
             self._mark.clear()
+            if self._memory:
+                self._memory.release()
+            _free_unused()
+            if self._account:
+                self._account.release()
             raise
+
+    def _settle(self) -> None:
+        """Correct the account, now that the engine is loaded. Raises NoRoom if it needs more than was computed, and
+        there is no room for that. Ranks keep what was computed for all of them."""
+        if self._account is None or self._layout.size > 1:
+            return
+        self._needs = self._engine.memory + self._settings.beside_model
+        if not self._account.settle(self._needs):
+            raise NoRoom(f"the engine needs {self._needs / (1 << 30):.1f} GiB, which other engines have")
 
     def _load_engine(self) -> Any:
         folder = self._find_model()

@@ -31,6 +31,7 @@ SOURCES = (
     "services/started.py",
     "services/files.py",
     "services/limits.py",
+    "services/memory.py",
     "services/progress.py",
     "services/wire.py",
     "actors/channel.py",
@@ -39,6 +40,7 @@ SOURCES = (
     "actors/engine_record.py",
     "actors/engine_server.py",
     "actors/liveness.py",
+    "actors/memory_account.py",
 )
 SUFFIXES = frozenset({".py", ".h", ".cpp"})
 
@@ -77,6 +79,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,
         kv_memory_fraction=0.0 if settings.kv_memory_fraction == "auto" else settings.kv_memory_fraction,
+        memory=settings.memory,
         max_model_len=settings.max_model_len,
         threads=settings.threads,
         tp=settings.tp,

@@ -21,7 +21,7 @@ from actors.channel import Answer, Door, EngineChannel, Order, framed
 from actors.engine import EngineStatus, ServeReply
 from actors.liveness import stopped, watch
 from services.engine.batch.block_names import common
-from services.errors import EngineLost, EngineStuck, ModelError, StaleEpoch
+from services.errors import EngineLost, EngineStuck, ModelError, NoRoom, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -73,6 +73,7 @@ class EngineClient:
         self.dead.add_done_callback(self._on_death)
         here = [status.pid for status in self.statuses if status.node == node]  # those of other nodes cannot be seen
         self.stopped = asyncio.create_task(stopped(here))
+        self.crowded: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # it has to make room
         self._sampler = sampler
         self._node = node
         self._channels = [EngineChannel(partial(self._on_answer, rank), self._on_close) for rank in range(len(ranks))]
@@ -107,8 +108,8 @@ class EngineClient:
         """Make the engine serve `epoch`, with its weights loaded, within `timeout` seconds. After this no iteration of
         an earlier owner runs.
 
-        `cost` learns from its warm-up. Raises EngineLost if a process dies, is stuck or is not ready in time, and
-        ModelError if the engine refuses the model.
+        `cost` learns from its warm-up. Raises EngineLost if a process dies, is stuck or is not ready in time,
+        ModelError if the engine refuses the model, and NoRoom if other engines have the memory.
         """
         for actor in self._actors:
             actor.expect.remote(epoch)
@@ -171,6 +172,10 @@ class EngineClient:
     def _on_answer(self, rank: int, answer: Answer) -> None:
         if self._error:
             return
+        if answer.leave:
+            if not self.crowded.done():
+                self.crowded.set_result(None)
+            return
         if answer.result is None:
             self._fail(StaleEpoch(answer.error) if answer.stale else EngineLost(f"the engine failed: {answer.error}"))
             return
@@ -213,7 +218,7 @@ class EngineClient:
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, (StaleEpoch, ModelError)):
+            if isinstance(error.cause, (StaleEpoch, ModelError, NoRoom)):
                 raise type(error.cause)(*error.cause.args) from error
             raise EngineLost(f"the engine failed: {error}") from error
         except ray.exceptions.RayError as error:
@@ -257,6 +262,7 @@ class EngineClient:
         self._fail(EngineLost("the connection to the engine is closed"))
         for channel in self._channels:
             channel.close()
+        self.crowded.cancel()
         for task in (self.dead, self.stopped, *self._deaths):
             task.cancel()
 

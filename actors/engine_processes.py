@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
 from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient, EngineProcess, kill
-from actors.engine_record import described, note
+from actors.engine_record import described, forget, note
 from actors.liveness import watch
 from actors.placement import engine_label, engine_names, ensure_engine, find_engine, remove_engine
 from services.background import quiet_moment
@@ -144,6 +144,7 @@ class EngineProcesses:
     async def _give_back(self, epoch: str, rank: int, name: str) -> None:
         (other,) = set(engine_names(self._engine, rank)) - {name}
         if spare := await asyncio.to_thread(find_engine, other):
+            forget(other)  # it is no failure of a start
             await asyncio.to_thread(ray.kill, spare, no_restart=True)
         if actor := await asyncio.to_thread(find_engine, name):
             await actor.drop.remote(epoch)

@@ -69,6 +69,10 @@ class EngineServer:
         os.eventfd_write(self._wake, 1)
         return outcome.result()
 
+    def tell(self, answer: Answer) -> None:
+        """Send this to the owner, if there is one, between two answers to its orders."""
+        self.call(lambda: None if self._torn else self._send(framed(answer)))
+
     # --- in the thread: for calls ----------------------------------------------------------------------------
 
     def dismiss(self, reason: str) -> None:

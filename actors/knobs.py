@@ -21,7 +21,10 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
     """Return the knobs of a scheduler with these settings whose engine reports `figures`."""
     on_cuda = "cuda" in figures.numerics.split()
     lookahead, drafted = settings.lookahead, settings.num_speculative_tokens
-    if lookahead == "auto":
+    stages = settings.pp
+    if figures.vector and lookahead:  # no text follows a token, so what is ahead are other texts
+        stages, lookahead = stages + 1, 0
+    elif lookahead == "auto":
         lookahead = int(on_cuda and settings.tp * settings.pp == 1 and settings.speculative_config in ("auto", "off"))
     if lookahead:
         drafted = 0  # they follow tokens that are known
@@ -43,10 +46,9 @@ def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
         stretch_target=automatic,
         admission=settings.admission,
         order=settings.order,
-        batches_in_flight=settings.pp,
+        batches_in_flight=stages,
         lookahead=lookahead,
         num_speculative_tokens=drafted,
-        remember_seconds=settings.constants.keep_ended if drafted else 0.0,
         prefix_caching=settings.prefix_caching and not figures.whole_prompts,
         share_prefixes=settings.share_prefixes,
         whole_prompts=figures.whole_prompts,

@@ -22,14 +22,16 @@ from actors.engine_processes import EngineProcesses
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
-from actors.sleeping import Sleeper
+from actors.sleeping import TRIES, Sleeper
 from services.background import keep_running, start
 from services.errors import (
     EngineLost,
     EngineStuck,
     LaterEpoch,
     ModelError,
+    NoRoom,
     NotWanted,
+    OrcaError,
     PoolFault,
     PoolUnavailable,
     SchedulerFault,
@@ -125,7 +127,7 @@ class Ownership:
             if self._seat.surplus:
                 await self._remove()
                 return None
-            attachment = await self._attach()
+            attachment = await self._load()
             try:
                 while await self._serve(attachment):
                     attachment = await self._sleep(attachment)
@@ -149,9 +151,6 @@ class Ownership:
                 self._context.counters.inc("orca:engine_stuck", engine=str(self._seat.index))
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(RETRY_PAUSE)
-        except ModelError as error:  # only the operator can resolve this
-            log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._context.settings.constants.lease)
         except PoolFault as error:  # no request has caused this
             log.error("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(self._context.settings.constants.lease / 3)
@@ -176,7 +175,7 @@ class Ownership:
         finally:
             for task in (holding, working):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineLost, ModelError, NotWanted, StaleEpoch):
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, ModelError, NoRoom, NotWanted, StaleEpoch):
                     await task
 
     async def _remove(self) -> None:
@@ -186,6 +185,42 @@ class Ownership:
         if not self._seat.shared:
             await self._while_holding(self._engine.remove())
         self._removed = True
+
+    async def _load(self) -> Attachment:
+        """Attach to the engine of the seat. If it cannot load the model, which only the operator can resolve, the seat
+        is kept and says why until another try succeeds. An engine that dies meanwhile has `TRIES`. Raises EngineLost,
+        and NotWanted after `stop`."""
+        tries, failure = 0, OrcaError()
+        while not self._stopping:
+            try:
+                attachment = await self._begin()
+                self._seat.failure = ""
+                return attachment
+            except EngineStuck:
+                raise
+            except EngineLost as error:
+                tries += 1
+                if tries == TRIES:
+                    raise
+                failure, pause = error, RETRY_PAUSE
+            except ModelError as error:
+                failure, pause = error, self._context.settings.constants.lease
+            log.warning("seat %s: %s", self._seat.name, failure)
+            self._seat.failure = " ".join(str(failure).split())
+            await self._while_holding(asyncio.sleep(pause))
+        raise NotWanted("it is given back")
+
+    async def _begin(self) -> Attachment:
+        """Attach to the engine of the seat. While other engines have the memory for its weights, it is cold, and wakes
+        up when requests wait; one of a model that has never had an engine waits for its turn at once."""
+        while True:
+            try:
+                return await self._attach()
+            except NoRoom as error:
+                log.info("seat %s: %s", self._seat.name, error)
+            with contextlib.suppress(PoolUnavailable):
+                if figures := (await self._pool.overview()).figures:
+                    return await self._sleeper.sleep(None, figures, self._attach)
 
     async def _attach(self) -> Attachment:
         """Attach to the engine of the seat, under a later epoch if the engine refuses this one: it has served an owner
@@ -225,11 +260,12 @@ class Ownership:
     async def _sleep(self, attachment: Attachment) -> Attachment:
         """Let the engine give back its weights until it is needed; see `Sleeper.sleep`."""
         assert self._client is not None
-        log.info("seat %s: the engine has been idle, and gives back its weights", self._seat.name)
+        log.info("seat %s: the engine gives back its weights", self._seat.name)
         return await self._sleeper.sleep(self._client, attachment.figures, self._attach)
 
     async def _serve(self, attachment: Attachment) -> bool:
-        """Run the loop. Returns whether it has ended because the engine has been idle for long."""
+        """Run the loop. Returns whether it has ended because the engine is to be cold: it was idle for long, or another
+        one needs the memory."""
         settings, client = self._context.settings, self._client
         assert client is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
@@ -265,6 +301,7 @@ class Ownership:
         )
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
+        client.crowded.add_done_callback(partial(_give_way, self._loop))
         spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner, self._is_busy
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
@@ -348,3 +385,8 @@ class Ownership:
         if sleeper.seconds:
             gauges["waking_seconds"] = sleeper.seconds
         return self._recovery | gauges
+
+
+def _give_way(loop: EngineLoop, crowded: asyncio.Future[None]) -> None:
+    if not crowded.cancelled():
+        loop.give_way()

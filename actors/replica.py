@@ -6,15 +6,21 @@ import logging
 from pathlib import Path
 
 from actors.engine_build import replaced_of
+from services.engine.settings import PROCESSES
+from services.errors import SettingsError
 from services.models import ModelInfo
 from services.models.pin import pinned_info
 from services.models.quantization import check_quantization
 from services.models.replaced import resolve_replaced, with_replaced
+from services.models.weights_size import weights_size
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT, RequestPool
 from services.pool.shards import PoolShard
+from services.settings.device import expects_gpu
 from services.settings.settings import Settings
 from services.settings.tenants import TenantLimits
+
+GIB = 1 << 30
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +30,24 @@ def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
     replaced = replaced_of(settings)
     folder = resolve_replaced(settings.model, replaced, settings.cache_dir, log.info)
     check_quantization(settings.quantization, settings.model, folder)
+    check_memory(settings, folder)
     info = pinned_info(settings.model, folder, settings.cache_dir)
     return folder, with_replaced(info, folder, replaced)
+
+
+def check_memory(settings: Settings, folder: Path) -> None:
+    """Raise SettingsError if an engine of the model in `folder` does not even fit alone into the memory that the
+    settings give. Its engine knows better what it needs, and refuses it later if it is only a little too large."""
+    if not settings.memory or settings.null_engine or expects_gpu(settings):
+        return
+    width = {"float32": 4}.get(settings.dtype, 2) if settings.weights != "int8" else 1
+    weights, processes = weights_size(folder, width), settings.tp * settings.pp * PROCESSES
+    if weights + processes > settings.memory:
+        raise SettingsError(
+            f"memory={settings.memory / GIB:.2f} GiB: an engine of {settings.model} takes at least "
+            f"{(weights + processes) / GIB:.2f} GiB alone, {weights / GIB:.2f} for weights and "
+            f"{processes / GIB:.2f} for processes; raise memory, or use a smaller model or weights=int8"
+        )
 
 
 def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:

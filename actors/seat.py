@@ -28,7 +28,7 @@ class Seat:
     `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it. If it is
     `surplus`, its engine has to be removed, unless it is `shared`: another pool may have a seat of this index too, and
     with it the same engine. `model` is the tag of its model, `shard` the position of its pool among those of the
-    model.
+    model. `failure`: why its engine could not load the model last, in one line.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Seat:
     shared: bool = False
     model: str = ""
     shard: int = 0
+    failure: str = ""
 
 
 class Acquires(Protocol):
@@ -208,14 +209,16 @@ async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], d
 
 async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict, idle: bool = False) -> bool:
     """Renew the lease of a seat whose engine is not ready, and return whether the seat is surplus. `gauges` are sent
-    along. `idle` asks for the bell, and nothing runs at the seat.
+    along, and why it is not ready. `idle` asks for the bell, and nothing runs at the seat.
 
     Raises StaleEpoch if another process owns the seat, and PoolUnavailable.
     """
     seat.call += 1
     room = Room(0, 0, 1)
+    sent = {"ready": 0.0} | gauges()
+    holds: list[str] | None = [] if idle else None
     exchange = Exchange(
-        seat.name, seat.epoch, seat.call, [], room, idle, gauges={"ready": 0.0} | gauges(), holds=[] if idle else None
+        seat.name, seat.epoch, seat.call, [], room, idle, gauges=sent, summary=seat.failure, holds=holds
     )
     reply = await pool.exchange(exchange)
     if not reply.owned:

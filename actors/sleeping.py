@@ -13,7 +13,7 @@ from actors.engine_client import Attachment, EngineClient
 from actors.engine_processes import EngineProcesses
 from actors.seat import Seat, renew
 from services.background import keep_running, start
-from services.errors import EngineLost, ModelError, NotWanted, PoolUnavailable, StaleEpoch
+from services.errors import EngineLost, ModelError, NoRoom, NotWanted, PoolUnavailable, StaleEpoch
 from services.messages import Commit, End, EngineFigures, Exchange, Room
 from services.overview import SleepLevel
 from services.pool.pool import RequestPool
@@ -49,31 +49,37 @@ class Sleeper:
     _waiting_since: float | None = field(default=None, init=False)
 
     async def sleep(
-        self, client: EngineClient, figures: EngineFigures, attach: Callable[[], Awaitable[Attachment]]
+        self, client: EngineClient | None, figures: EngineFigures, attach: Callable[[], Awaitable[Attachment]]
     ) -> Attachment:
         """Let the engine of `client`, which is closed at the end, give back its weights until requests wait; then
-        `attach`. A process that is stopped meanwhile is killed, and its actor starts another.
+        `attach`. What it still ran goes back to the pool. A process that is stopped meanwhile is killed, and its actor
+        starts another. Without a client, the engine has no weights yet.
 
         If the engine does not wake up, and no other one is ready, the requests that wait end with the reason, and the
         engine sleeps on. `figures` are those of the engine. Raises NotWanted if the seat becomes surplus, StaleEpoch if
         it is lost, and EngineLost if Ray does not answer.
         """
         self.level = SleepLevel.COLD
-        background = (
-            start(keep_running(self.engine.keep_alive), "signs of life"),
-            start(_kill_stopped(client), "killing what is stopped"),
-        )
+        background = [start(keep_running(self.engine.keep_alive), "signs of life")]
         try:
-            await self.holding(self.engine.give_back(self.seat.epoch, client.names))
+            if client:
+                background.append(start(_kill_stopped(client), "killing what is stopped"))
+                with contextlib.suppress(PoolUnavailable):  # else `_doze` tells it
+                    await renew(self.pool, self.seat, self.gauges, idle=True)
+                await self.holding(self.engine.give_back(self.seat.epoch, client.names))
             while True:
                 await self._doze()
-                if attachment := await self._wake(attach, figures):
-                    return attachment
-                await asyncio.sleep(self.lease / 3)
+                try:
+                    if attachment := await self._wake(attach, figures):
+                        return attachment
+                    await asyncio.sleep(self.lease / 3)
+                except NoRoom as error:
+                    log.info("seat %s: %s", self.seat.name, error)
         finally:
             for task in background:
                 task.cancel()
-            client.close()
+            if client:
+                client.close()
 
     async def _doze(self) -> None:
         """Keep the seat until its engine is needed."""
@@ -113,6 +119,7 @@ class Sleeper:
             try:
                 attachment = await attach()
                 self.level, self.failed, self.seconds = SleepLevel.AWAKE, False, time.monotonic() - began
+                self.seat.failure = ""
                 log.info("seat %s: the engine woke up in %.1f s", self.seat.name, self.seconds)
                 return attachment
             except ModelError as error:
@@ -122,7 +129,7 @@ class Sleeper:
                 reason = str(error)
                 await asyncio.sleep(RETRY_PAUSE)
         log.error("seat %s: the engine does not wake up: %s", self.seat.name, reason)
-        self.failed = True
+        self.failed, self.seat.failure = True, " ".join(reason.split())
         with contextlib.suppress(PoolUnavailable):  # they wait, and the next try to wake up ends them
             if not (await self.pool.overview()).awake:
                 reason = f"The model could not be loaded: {reason}"
@@ -148,7 +155,8 @@ async def end_waiting(
     while True:
         seat.call += 1
         sent = {"ready": 0.0} | gauges()
-        reply = await pool.exchange(Exchange(seat.name, seat.epoch, seat.call, commits, room, gauges=sent))
+        told = Exchange(seat.name, seat.epoch, seat.call, commits, room, gauges=sent, summary=seat.failure)
+        reply = await pool.exchange(told)
         if not reply.owned:
             raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
         if not reply.claims:

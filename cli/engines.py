@@ -50,6 +50,11 @@ class Cluster:
         return ", ".join(pool for _, pool in self.pools)
 
     @property
+    def model(self) -> str:
+        """What its engines say that they serve, once one has."""
+        return next((f", model {seat.figures.model}" for seat in self.seats if seat.figures), "")
+
+    @property
     def ready(self) -> int:
         return sum(seat.ready for seat in self.seats)
 
@@ -122,7 +127,8 @@ async def _show(urls: list[str], name: str) -> None:
             raise reason
         print(f"{server}: {reason}", file=sys.stderr)
     for cluster in _clusters(overviews, name):
-        print(f"cluster {cluster.name}, pool {cluster.shown}: {cluster.ready} of {cluster.wanted} engines are ready")
+        which = f"cluster {cluster.name}{cluster.model}, pool {cluster.shown}"
+        print(f"{which}: {cluster.ready} of {cluster.wanted} engines are ready")
         print(COLUMNS.format("seat", "epoch", "ready", "scheduler", "requests", "KV blocks held"))
         for seat in cluster.seats:
             print(_row(seat).rstrip())

@@ -30,12 +30,20 @@ def run(arguments: list[str]) -> None:
     with httpx.Client(**connection(options.url, options.api_key), timeout=LOADING) as client:
         if options.action == "list":
             for card in _cards(client):
-                print(f"{card['id']:40} {card['status']:8} {card['max_model_len']:>10,} tokens")
+                print(_row(card))
             return
         adds = options.action == "add"
         path, settings = ("/v1/load_model", {"settings": options.settings}) if adds else ("/v1/unload_model", {})
         card = _answer(client, client.build_request("POST", path, json={"model": options.model} | settings))
         _wait(client, card["id"], card["status"] if options.no_wait else "ready" if adds else "gone")
+
+
+def _row(card: dict[str, Any]) -> str:
+    about = [f"{card['max_model_len']:>10,} tokens", card.get("failure", "")]
+    if card.get("parent"):
+        whose = ", ".join(card.get("tenants", ()))
+        about.append(f"adapter of {card['parent']}" + f", for {whose}" * bool(whose))
+    return f"{card['id']:40} {card['status']:8} {'  '.join(filter(None, about))}"
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -54,7 +62,10 @@ def _wait(client: httpx.Client, name: str, end: str) -> None:
     said: set[str] = set()
     while end not in said:
         absent = "gone" if end == "gone" else "loading"
-        state = next((card["status"] for card in _cards(client) if card["id"] == name), absent)
+        card = next((card for card in _cards(client) if card["id"] == name), {})
+        state = card.get("status", absent)
+        if end == "ready" and state == "failed":
+            raise OrcaError(f"{name} could not be loaded: {card['failure']}; the server tries again")
         if state in said:
             time.sleep(POLL)
         else:

@@ -24,9 +24,16 @@ class Prepared:
 
     @classmethod
     def each(cls, settings: Settings, say: Callable[[str], None]) -> list[Prepared]:
-        """Of each model of these settings. Raises UsageError as `of` does, and for two with a name in common."""
+        """Of each model of these settings. Raises UsageError as `of` does, and for two models or adapters with one
+        name."""
         models = [cls.of(each, say) for each in settings.each]
         check_names([(one.model, one.names, one.pool) for one in models])
+        taken = {name: f"the model {one.model}" for one in models for name in one.names}
+        for each in settings.each:
+            for module in each.lora_modules:
+                if owner := taken.get(module.name):
+                    raise UsageError(f"lora_modules: {module.name!r} is a name of {owner}; name the adapter otherwise")
+                taken[module.name] = f"an adapter of {each.model}"
         return models
 
     @classmethod
@@ -47,7 +54,7 @@ class Prepared:
     @classmethod
     def _of(cls, settings: Settings, say: Callable[[str], None]) -> Prepared:
         from actors.engine_build import engine_settings, replaced_of
-        from actors.replica import pool_name
+        from actors.replica import check_memory, pool_name
         from gateway.answer.reading import check_tool_parser
         from services.engine.startup.proof.ahead import start_ahead
         from services.models.convert import more_work
@@ -64,6 +71,7 @@ class Prepared:
             if not settings.null_engine:
                 start_ahead(folder, engine_settings(settings), converters)
         check_quantization(settings.quantization, model, folder)
+        check_memory(settings, folder)
         info = with_replaced(pinned_info(model, folder, settings.cache_dir), folder, replaced)
         choose_length(info.max_model_len, settings.max_model_len)
         defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
@@ -81,11 +89,9 @@ def _check_adapters(settings: Settings, folder: Path) -> None:
     from services.adapters import peft
     from services.models.linears import load_linears
 
-    linears, names = load_linears(folder, settings.cache_dir), settings.served_model_name or (folder.name,)
+    linears = load_linears(folder, settings.cache_dir)
     for module in settings.lora_modules:
         try:
             peft.check(module.path, linears, settings.max_lora_rank)
         except ValueError as error:
             raise UsageError(f"lora_modules: {module.name}: {error}") from None
-        if module.name in names:
-            raise UsageError(f"lora_modules: {module.name!r} is the name of the model; name the adapter otherwise")

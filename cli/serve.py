@@ -25,7 +25,7 @@ from cli.arguments import hide_secrets, parse_serve
 from cli.place import Place
 from cli.port_claim import PortClaim, own_url
 from cli.prepared import Prepared
-from cli.status import kept_weights
+from cli.status import kept_weights, models_in
 from cli.steps import Steps
 from cli.supervisor import Supervisor
 from cli.waiting import command_of, remember_command, waiting
@@ -37,7 +37,7 @@ from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.progress import print_beside
 from services.settings import device, exposure
-from services.settings.settings import Settings
+from services.settings.settings import DEFAULT_TENANT, Settings
 from services.tracing.tracer import check_tracing
 
 CANCEL_TIMEOUT = 1.0  # seconds
@@ -90,12 +90,24 @@ def needless_warning(settings: Settings) -> str:
     return "batch_invariant=false changes nothing: on the fast path a request's bits never depend on its batch"
 
 
+def unnamed_adapters(settings: Settings) -> list[str]:
+    """What to say of adapters that nobody can name, since no API key belongs to their tenants."""
+    tenants = {*settings.tenants.values()} or {DEFAULT_TENANT}
+    modules = (module for each in settings.each for module in each.lora_modules)
+    return [
+        f"lora_modules: {one.name} is for {', '.join(one.tenants)} alone, none of which is in api_keys: no request can "
+        "name it"
+        for one in modules
+        if one.tenants and tenants.isdisjoint(one.tenants)
+    ]
+
+
 async def _serve(settings: Settings, place: Place, claim: PortClaim, say: Progress) -> None:
     _check_port(settings)
     _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):
         say(warning)
-    if warning := needless_warning(settings):
+    for warning in filter(None, (needless_warning(settings), *unnamed_adapters(settings))):
         say(warning)
     server = None
     if place.pool is not None:
@@ -292,14 +304,23 @@ async def _until_ready(settings: Settings, names: Collection[str], say: Progress
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 ready = await client.get("/ready")
                 if ready.is_success and not unready_models(ready.text, names):
-                    for weights in kept_weights((await client.get("/metrics")).raise_for_status().text):
-                        say(f"weights: {weights}")
+                    for line in served((await client.get("/metrics")).raise_for_status().text, settings):
+                        say(line)
                     return steps.end()
                 if not answers and "json" in ready.headers.get("content-type", "") and UNSERVED not in ready.text:
                     answers = True
                     say("a gateway answers; waiting for an engine")
                     steps.next("loading an engine")
             await asyncio.sleep(0.1)
+
+
+def served(metrics: str, settings: Settings) -> list[str]:
+    """What a server with this page of metrics serves: its models, if there are several, how they keep their weights,
+    and the adapters of the settings."""
+    models, adapters = models_in(metrics), [module.name for each in settings.each for module in each.lora_modules]
+    told = [f"models: {', '.join(models)}"] if len(models) > 1 else []
+    told += [f"weights: {weights}" for weights in kept_weights(metrics)]
+    return told + ([f"adapters: {', '.join(adapters)}"] if adapters else [])
 
 
 def unready_models(text: str, names: Collection[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import httpx
@@ -46,7 +47,8 @@ def run(arguments: list[str]) -> None:
             if sample.name in FIGURES
         ]
         models = list(dict.fromkeys(sample.labels["model_name"] for sample in samples)) or [first]
-        adapters = [card["id"] for card in client.get("/v1/models").json()["data"] if card.get("parent")]
+        cards = client.get("/v1/models").json()["data"]
+        adapters = [card["id"] + f" of {card['parent']}" * (len(models) > 1) for card in cards if card.get("parent")]
         print(f"{client.base_url}  model{'s' * (len(models) > 1)} {', '.join(models)}  {_readiness(client)}")
     for name, label in FIGURES.items():
         for sample in samples:
@@ -59,11 +61,20 @@ def run(arguments: list[str]) -> None:
         print(f"adapters: {', '.join(adapters)}")
 
 
-def kept_weights(metrics: str) -> list[str]:
-    """How engines keep their weights, by a page of metrics: each way once."""
+def models_in(metrics: str) -> list[str]:
+    """The names of the models on a page of metrics, the default one first."""
     families = text_string_to_metric_families(metrics)
-    samples = (sample for family in families for sample in family.samples if sample.name == KEPT)
-    return list(dict.fromkeys(sample.labels["weights"] for sample in samples if sample.labels["weights"]))
+    labels = (sample.labels for family in families for sample in family.samples if sample.name == "orca:engines")
+    return list(dict.fromkeys(each["model_name"] for each in labels))
+
+
+def kept_weights(metrics: str) -> list[str]:
+    """How engines keep their weights, by a page of metrics: each way once, of several models after the name."""
+    families = text_string_to_metric_families(metrics)
+    labels = [sample.labels for family in families for sample in family.samples if sample.name == KEPT]
+    several = len({each["model_name"] for each in labels}) > 1
+    told = (f"{each['model_name']}: " * several + each["weights"] for each in labels if each["weights"])
+    return list(dict.fromkeys(told))
 
 
 def _whose(labels: Mapping[str, str]) -> str:
@@ -76,4 +87,8 @@ def _whose(labels: Mapping[str, str]) -> str:
 def _readiness(client: httpx.Client) -> str:
     reply = client.get("/ready")
     shown = reply.text.replace("\n", ", ")
-    return ", ".join(filter(None, ("ready", shown))) if reply.is_success else "not ready"
+    if reply.is_success:
+        return ", ".join(filter(None, ("ready", shown)))
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return f"not ready: {reply.json()['error']['message']}"
+    return "not ready"

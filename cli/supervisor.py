@@ -101,8 +101,8 @@ class ClusterProcess:
             received = json.loads(line)
             if "error" in received:
                 raise OrcaError(received["error"])
-            if "failed" in received:
-                say(received["failed"])
+            if "says" in received:
+                say(received["says"])
             else:
                 say("starting engines, schedulers and gateways")
                 self._ray_runs.set()

@@ -19,7 +19,7 @@ from gateway.openai.endpoints import ChatCompletions, Completions
 from gateway.responses.routes import Responses
 from gateway.schemas.chat import ChatCompletionChunk
 from gateway.schemas.completions import CompletionChunk
-from gateway.vectors.endpoints import Embeddings, Rerank, Score
+from gateway.vectors.endpoints import Classify, Embeddings, Rerank, Score
 
 ALL: tuple[Endpoint[Any], ...] = (
     ChatCompletions(),
@@ -29,6 +29,7 @@ ALL: tuple[Endpoint[Any], ...] = (
     Embeddings(),
     Score(),
     Rerank(),
+    Classify(),
 )
 ENDPOINTS = {endpoint.path: endpoint for endpoint in ALL}
 BATCHED = tuple(endpoint.path for endpoint in ALL if endpoint.batched)

@@ -46,6 +46,7 @@ from services.settings.settings import Settings
 from services.tracing.tracer import open_tracer
 
 PERIOD = 1.0  # seconds between looks at the list of the models
+MOST_NAMES = 20  # of models and adapters that an error tells
 STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class Gateway:
         card = replace(self.model, created=created).card(name, "; ".join(known), adapter)
         level = min((view.level for view in views if view.level is not None), default=None)
         awake = "loading" if level is None else level.name.lower() if level else "ready"
+        if failure := self.shards.failure:
+            awake, card["failure"] = "failed", failure
         return {**card, "status": "leaving" if self.leaving else awake}
 
     async def figures(self) -> EngineFigures:
@@ -130,7 +133,9 @@ class Gateway:
         an engine; PoolUnavailable."""
         figures = await self.shards.figures()
         if figures is None:
-            raise ApiError(Kind.NO_ENGINE, "No engine has been attached yet; try again later.")
+            failure = self.shards.failure
+            why = f"The model could not be loaded: {failure}" if failure else "No engine has been attached yet"
+            raise ApiError(Kind.NO_ENGINE, f"{why}; try again later.")
         return figures
 
     @contextlib.contextmanager
@@ -186,7 +191,11 @@ class GatewayProcess:
         if found:
             gateway, caller = found
             return await self._taking(gateway, name, caller, earlier), caller
-        served = " or ".join(f"'{own}'" for gateway in self.all if not gateway.leaving for own in gateway.model.names)
+        staying = [gateway for gateway in self.all if not gateway.leaving]
+        names = [own for gateway in staying for own in gateway.model.names]
+        names += [one.name for gateway in staying for one in await gateway.adapters.visible(caller.tenant)]
+        more = f" or {len(names) - MOST_NAMES} others; GET /v1/models names them" * (len(names) > MOST_NAMES)
+        served = " or ".join(f"'{own}'" for own in names[:MOST_NAMES]) + more
         text = f"The model '{name[:100]}' does not exist; this server serves {served}."
         raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 

@@ -19,6 +19,7 @@ from services.adapters.registry import Adapter
 from services.models import ModelInfo
 from services.models.generation import SamplingDefaults
 from services.text import Tokenizer
+from services.text.plain_contents import OwnMarks
 
 PART = 1 << 18  # characters that are tokenized in one call
 Words = tuple[tuple[int, ...], ...]
@@ -87,6 +88,7 @@ def text_tokens(
 def chat_tokens(
     model: ServedModel,
     messages: list[Message],
+    own_marks: OwnMarks,
     add_generation_prompt: bool | None = None,
     param: str = "messages",
     continue_final_message: bool = False,
@@ -95,16 +97,16 @@ def chat_tokens(
     kwargs: Mapping[str, Any] | None = None,
     allow_control_tokens: bool | None = None,
 ) -> list[int]:
-    """The prompt of a conversation. `param`: the field with the messages. By default the prompt ends with the beginning
-    of an answer unless the final message is continued. `tools`: as chat templates expect them. `kwargs`: further
-    variables of the template. `allow_control_tokens`: texts of users and tools that are spelled like control tokens
-    become these; None: as the server's setting says.
+    """The prompt of a conversation. `own_marks`: see `ModelReading`. `param`: the field with the messages. By default
+    the prompt ends with the beginning of an answer unless the final message is continued. `tools`: as chat templates
+    expect them. `kwargs`: further variables of the template. `allow_control_tokens`: texts that are spelled like
+    control tokens become these; None: as the server's setting says.
 
     Raises ApiError if the chat template refuses the messages or the prompt exceeds the context length."""
     begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     conversation, mark = [message.for_template() for message in messages], ""
     if not (model.allow_control_tokens if allow_control_tokens is None else allow_control_tokens):
-        conversation, mark = model.tokenizer.protected(conversation)
+        conversation, tools, mark = model.tokenizer.protected(conversation, tools or (), own_marks)
     try:
         text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message, tools, kwargs)
         if not mark:

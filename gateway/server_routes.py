@@ -20,7 +20,7 @@ from gateway.http.openapi import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import chat_tokens, text_tokens
 from gateway.pool_client.shards import Shard, or_error
 from gateway.schemas.adapters import LoadLoraAdapter, UnloadLoraAdapter
-from gateway.schemas.answers import Load, Model, ModelList, Version
+from gateway.schemas.answers import Load, Model, ModelDetails, ModelList, Version
 from gateway.schemas.strict import Strict
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.errors import PoolUnavailable
@@ -93,7 +93,10 @@ def _not_ready(shard: Shard) -> ApiError | None:
         return ApiError(Kind.POOL_UNAVAILABLE, POOL_AWAY)
     if overview.full:
         return ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
-    return None if overview.ready else ApiError(Kind.NO_ENGINE, "No engine is ready.")
+    if overview.ready:
+        return None
+    failure = overview.failure
+    return ApiError(Kind.NO_ENGINE, f"The model could not be loaded: {failure}" if failure else "No engine is ready.")
 
 
 @router.post(
@@ -164,11 +167,15 @@ async def version(request: Request) -> Version:
 @router.get("/v1/models", **documented(gives=ModelList, errors=POOL_ERRORS))
 async def models(request: Request) -> ModelList:
     """The served models, each under each of its names, the default one first, then the adapters that the key's tenant
-    can name. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
-    gateways, tenant = gateway_of(request).all, request.state.tenant
+    can name; the operator gets all, with their `tenants`. `has_more`, `first_id` and `last_id` are for Anthropic's
+    clients."""
+    gateways = gateway_of(request).all
+    tenant = None if request.state.operator else request.state.tenant
     cards = [gateway.model_card(name) for gateway in gateways for name in gateway.model.names]
     for gateway in gateways:
-        cards += [gateway.model_card(one.name, one) for one in await gateway.adapters.visible(tenant)]
+        for one in await gateway.adapters.visible(tenant):
+            told: ModelDetails = {"tenants": list(one.tenants)} if tenant is None else {}
+            cards.append({**gateway.model_card(one.name, one), **told})
     return {"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 
@@ -242,6 +249,7 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> Tokens:
         tokens = chat_tokens(
             model,
             fields.messages,
+            gateway.validator.reading.own_marks,
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),

@@ -8,17 +8,27 @@ from typing import Any, Literal
 
 MAX_CALLS = 128  # of one answer, as many as a message of the history may have
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+INPUT = "input"  # the only argument of a custom tool
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function. `parameters`: the JSON Schema of its arguments, an object; None: it has no arguments. `strict`: calls
-    follow the schema also where the model is free to call."""
+    follow the schema also where the model is free to call. `custom`: see `of_text`."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    custom: bool = False
+
+    @classmethod
+    def of_text(cls, name: str, description: str | None, pattern: str | None = None) -> Tool:
+        """A custom tool: its input is a text, all of which matches `pattern` if there is one. To the model it is a
+        function with this text as the only argument."""
+        text = {"type": "string"} | ({} if pattern is None else {"pattern": f"^(?:{pattern})$"})
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        return cls(name, description, parameters, strict=True, custom=True)
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""
@@ -80,6 +90,11 @@ class ToolUse:
         """The tools that may be called."""
         names = self.choice.names
         return [tool for tool in self.tools if names is None or tool.name in names]
+
+    @property
+    def custom(self) -> tuple[str, ...]:
+        """The names of the custom tools that may be called."""
+        return tuple(tool.name for tool in self.callable if tool.custom) if self.calls else ()
 
     @property
     def constrains(self) -> bool:

@@ -67,7 +67,7 @@ class Validator:
         self._executor = executor
         self._figures = figures
         self._grammars = GrammarCheck(model)
-        self._reading = ModelReading(model.tokenizer, settings)
+        self.reading = ModelReading(model.tokenizer, settings)
 
     async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
         """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
@@ -112,6 +112,7 @@ class Validator:
         prompt = chat_tokens(
             self._model,
             fields.messages,
+            self.reading.own_marks,
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
@@ -146,7 +147,7 @@ class Validator:
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
         self._check_reasoning(kind, fields)
-        reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
+        reading = PLAIN if kind is AnswerKind.COMPLETION else self.reading.of(fields.tool_use, prompts[0])
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
@@ -233,7 +234,7 @@ class Validator:
 
     def _check_reasoning(self, kind: AnswerKind, fields: GenerationFields) -> None:
         param = fields.reasoning_field
-        if param is not None and not self._reading.reasoning_parser:
+        if param is not None and not self.reading.reasoning_parser:
             text = f"Invalid '{param}': it asks for reasoning, but this model does not reason; leave it out."
             raise ApiError(Kind.INVALID, text, param)
         constraint = fields.constraint
@@ -258,8 +259,7 @@ class Validator:
         """Raises ApiError as `check_model` does, and if the model makes vectors in place of text."""
         self.check_model(name, adapter)
         if pooling := self._model.info.pooling:
-            routes = "/v1/embeddings" if pooling.kind == "embed" else "/v1/score or /v1/rerank"
-            text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {routes}."
+            text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {pooling.routes}."
             raise ApiError(Kind.INVALID, text, "model")
 
     def _check_class(self, fields: GenerationFields | VectorFields, tenant: str) -> None:
@@ -287,7 +287,7 @@ class Validator:
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
             sampling = output.sampling(fields.sampling(limit, seed, output.bad_words, self._model.defaults))
             if (tokens := fields.thinking_budget) is not None:
-                budget = self._reading.budget_of(tokens, fields.tool_use, prompt, limit, fields.budget_field)
+                budget = self.reading.budget_of(tokens, fields.tool_use, prompt, limit, fields.budget_field)
                 self.check_ids([*budget.closing, *budget.again] if budget else [], fields.budget_field)
                 sampling = replace(sampling, thinking_token_budget=budget)
             if sampling.min_tokens > sampling.max_new_tokens:
@@ -434,6 +434,7 @@ def plan_of(
         parallel_tool_calls=reading.parallel_tool_calls,
         include_reasoning=fields.shows_reasoning,
         types=reading.types,
+        custom=fields.tool_use.custom,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from load.arguments import option
-from load.bench.shapes import SHAPES
-from load.random_model import save_random_model
+from load.bench.shapes import FORMATS, SHAPES
+from load.random_model import GGUF, save_random_gguf, save_random_model
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup.devices import choose_device, choose_dtype
@@ -30,6 +30,7 @@ class Options:
 
     model: str = option("default", "a transformers folder, a GGUF file or a hub id")
     shape: str = option("", "random weights in this shape, in place of --model", choices=SHAPES)
+    format: str = option("", "in which the random weights of --shape are stored", choices=(*GGUF, *FORMATS))
     cache_dir: Path = option(CACHE, "where converted models are kept", type=Path)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto, cpu or cuda", choices=["auto", "cpu", "cuda"])
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
@@ -46,18 +47,30 @@ class Options:
         return str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch.")
 
 
-def model_folder(options: Options) -> Path:
-    """The model as a local folder; downloads and conversions are reported on stderr. Random weights are written once
-    and kept, as a converted model is."""
+def served(options: Options) -> str:
+    """The model as `orca serve` takes it. Random weights are written once and kept, as a converted model is; those in
+    a format of `FORMATS` are only made in an engine."""
+    assert options.format not in FORMATS, options.format
     if not options.shape:
-        return resolve(options.model, options.cache_dir, _report)
-    config, device = SHAPES[options.shape].config(), choose_device(options.settings)
-    identity = f"random {options.weights_dtype} {config.to_json_string()}"
+        return options.model
+    config, device, form = SHAPES[options.shape].config(), choose_device(options.settings), options.format
+    identity = f"random {form or options.weights_dtype} {config.to_json_string()}"
 
     def write(target: Path, _: Path) -> None:
-        save_random_model(target, config, choose_dtype(options.settings, device), device)
+        if form:
+            target.mkdir()
+            save_random_gguf(target / f"{name}.gguf", config, form)
+        else:
+            save_random_model(target, config, choose_dtype(options.settings, device), device)
 
-    return cached(place(options.cache_dir, identity, options.shape), write, _report)
+    name = "-".join(filter(None, (options.shape, form)))
+    folder = cached(place(options.cache_dir, identity, name), write, _report)
+    return str(folder / f"{name}.gguf" if form else folder)
+
+
+def model_folder(options: Options) -> Path:
+    """The model as a local folder; downloads and conversions are reported on stderr."""
+    return resolve(served(options), options.cache_dir, _report)
 
 
 def release_memory() -> None:

@@ -16,6 +16,7 @@ from load.server import free_port
 
 READY = 600.0  # seconds; vLLM compiles the model at its start
 STOP = 60.0
+LOOK = 0.1  # seconds between checks whether it is ready
 
 
 class PeerServer:
@@ -35,7 +36,7 @@ class PeerServer:
                 if self.process.poll() is not None or time.monotonic() > end:
                     printed = self._log.read_text(errors="replace")[-3000:]
                     raise AssertionError(f"{self.process.args!r} is not ready:\n{printed}")
-                time.sleep(0.5)
+                time.sleep(LOOK)
         except BaseException:  # also an interrupt: `with` calls `__exit__` only after `__enter__`
             self.__exit__()
             raise

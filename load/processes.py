@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import psutil
 
@@ -46,6 +47,15 @@ def processor_seconds(pids: Iterable[int]) -> dict[int, float]:
         except psutil.Error:
             continue
         found[pid] = float(times.user + times.system)
+    return found
+
+
+def memory(root: int) -> float:
+    """Bytes of the processes `root` and below (PSS: pages that several share count once)."""
+    found = 0.0
+    for pid in (root, *descendants(root)):
+        with suppress(psutil.Error):
+            found += psutil.Process(pid).memory_full_info().pss
     return found
 
 

@@ -35,6 +35,10 @@ class EngineLost(OrcaError):
     """The engine died or does not answer. Everything in flight on it has to be recomputed."""
 
 
+class NoRoom(OrcaError):
+    """An engine cannot load its weights yet, because other engines have the memory of the machine."""
+
+
 class EngineStuck(EngineLost):
     """The engine lives but finishes no iteration. The owner of its seat kills it and treats it as dead."""
 

@@ -37,6 +37,8 @@ class Iteration:
 
     With `sleep`, no request is left after `released`, and the engine gives back the memory of its KV cache and forgets
     the names of its blocks. The next iteration takes memory again.
+
+    `adapters` are digests of those that requests wait for, which the engine reads meanwhile.
     """
 
     epoch: str
@@ -49,6 +51,7 @@ class Iteration:
     drafts: dict[str, list[int]] = field(default_factory=dict)
     wants_forced: bool = False
     sleep: bool = False
+    adapters: list[str] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +89,8 @@ class IterationResult:
 
     `more` are the tokens after the first one of requests whose drafts were right, with `more_logprobs`: one token for
     each right one. `forced` are tokens that will follow because a request's grammar leaves one text only. They are
-    guesses, as the text may be written in other tokens.
+    guesses, as the text may be written in other tokens. If the iteration names adapters to read, `adapters` are the
+    digests of those that are in memory, and of those that cannot be read: their requests fail when they enter.
     """
 
     epoch: str
@@ -98,6 +102,7 @@ class IterationResult:
     more: dict[str, list[int]] = field(default_factory=dict)
     more_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
     forced: dict[str, list[int]] = field(default_factory=dict)
+    adapters: list[str] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -228,10 +233,10 @@ class Exchange:
     """One call of `pool.exchange`: it commits, renews the lease, and offers room for claims.
 
     A repeated call has the same `call` number and changes nothing. `counters` are increments, `gauges` the latest
-    values of the seat, `summary` is a line about the last iteration. `idle` asks for the bell. `holds` lists all
-    requests of the caller. It is sent with the first exchange of an epoch, after an outage of the pool, and after a
-    reply that shows a loss. Other requests that the pool believes to run in this seat wait again, because it may have
-    lost their end.
+    values of the seat, `summary` is a line about the last iteration, or why there can be none. `idle` asks for the
+    bell. `holds` lists all requests of the caller. It is sent with the first exchange of an epoch, after an outage of
+    the pool, and after a reply that shows a loss. Other requests that the pool believes to run in this seat wait again,
+    because it may have lost their end.
     """
 
     seat: str
@@ -256,7 +261,8 @@ class ExchangeReply:
     commit, because the pool has lost its last changes: the caller resends the tokens from there on. `cancelled` ids are
     listed until their end is committed. `lost`: the pool has lost exchanges of this seat that it had answered, and
     gives out no claims; the next exchange must contain `holds`. `surplus`: the cluster is to have fewer
-    engines, and this seat gets no claims any more.
+    engines, and this seat gets no claims any more. `forgotten` are requests that the pool has dropped since the
+    exchange before: drafts must not repeat their texts.
     """
 
     owned: bool
@@ -266,6 +272,7 @@ class ExchangeReply:
     have: dict[str, int] = field(default_factory=dict)
     lost: bool = False
     surplus: bool = False
+    forgotten: list[str] = field(default_factory=list)
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------

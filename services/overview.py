@@ -38,6 +38,11 @@ class SeatOverview:
         return self.alive and self.gauges.get("ready") == 1
 
     @property
+    def failure(self) -> str:
+        """Why its engine could not load the model last; empty while it is ready, and while that is not known."""
+        return self.summary if self.alive and self.gauges.get("ready") == 0 else ""
+
+    @property
     def level(self) -> SleepLevel:
         """The state of its engine."""
         return SleepLevel(int(self.gauges.get("sleep", 0)))
@@ -80,6 +85,11 @@ class Overview:
     def level(self) -> SleepLevel | None:
         """The state of the engine that is ready and has given back least; None if none is ready."""
         return min((seat.level for seat in self.seats if seat.ready), default=None)
+
+    @property
+    def failure(self) -> str:
+        """Why an engine could not load the model, if none is ready."""
+        return "" if self.ready else next((seat.failure for seat in self.seats if seat.failure), "")
 
     @property
     def awake(self) -> bool:

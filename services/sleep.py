@@ -44,7 +44,7 @@ def is_needed(overview: Overview, seat: str, waited: float, delay: float) -> boo
 def reason_to_wait(overview: Overview | None) -> str:
     """What requests wait for before one can run; empty if an engine has its weights."""
     if overview is None or overview.level is None:
-        return "no engine is ready"
+        return ": ".join(filter(None, ("no engine is ready", overview.failure if overview else "")))
     if overview.awake:
         return ""
     took = max(seat.gauges.get("waking_seconds", 0.0) for seat in overview.seats if seat.ready)

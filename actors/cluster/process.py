@@ -120,7 +120,7 @@ def _serve(pipe: Pipe, settings: Settings, folder: Path, stopping: threading.Eve
     tags = {each.tag for each in settings.each}
     watching = start_thread(lambda: _watch_engines(pipe, watch, tags, received["was_ready"], ready), "engine-watch")
     try:
-        _deploy(settings, folder, serve)
+        _deploy(pipe, settings, folder, serve)
         pipe.wait()  # until the server is ready
     finally:
         ready.set()
@@ -185,8 +185,9 @@ def _start_serve(settings: Settings) -> Future[None]:
     return daemon_thread(serve.start, http_options=address, logging_config=serve_logs(settings))
 
 
-def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
-    """Start the engines, and gateways and schedulers on Serve, which is `starting`.
+def _deploy(pipe: Pipe, settings: Settings, folder: Path, starting: Future[None]) -> None:
+    """Start the engines, and gateways and schedulers on Serve, which is `starting`. A model that was removed from the
+    list while an earlier cluster ran has no engines; how the list differs from the settings is said.
 
     Returns when a gateway and as many schedulers as engines run. They read the pool's URL from a file that only this
     user can read, since Ray keeps the arguments of actors.
@@ -194,7 +195,17 @@ def _deploy(settings: Settings, folder: Path, starting: Future[None]) -> None:
     url = folder / "redis-url"
     url.touch(mode=0o600)
     url.write_text(settings.redis_url.get_secret_value())
+    listed, removed = asyncio.run(_listed(settings)), set[str]()
+    if listed:
+        removed = {each.tag for each in settings.each} - {one.settings.tag for one in listed}
+    for one in listed:
+        if one.added:
+            pipe.send(says=f"{one.settings.model} is served too: `orca models add` has added it")
     for each in settings.each:
+        if each.tag in removed:
+            again = f"`orca models add {each.model}` adds it again"
+            pipe.send(says=f"{each.model} is not served: `orca models remove` has removed it; {again}")
+            continue
         for index, rank in itertools.product(range(each.engines), range(layout_of(each).size)):
             ensure_engine(each, index, rank)
 
@@ -229,7 +240,7 @@ def _watch_engines(
             for failure in watch.look():
                 if tag_of_label(failure.engine) in tags:
                     failures.add(failure)
-                pipe.send(failed=str(failure))
+                pipe.send(says=str(failure))
             if not forever:
                 for tag, engines in itertools.groupby(engine_labels(), key=tag_of_label):
                     if tag in tags:

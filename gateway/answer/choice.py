@@ -10,8 +10,9 @@ import json
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from gateway.answer.parsers.custom_input import CustomInput
 from gateway.answer.parsers.registry import make_parser
-from gateway.answer.parts import CALL, REASONING, STRIDE, TEXT, Parser, Part
+from gateway.answer.parts import CALL, CUSTOM, REASONING, STRIDE, TEXT, Parser, Part
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
@@ -44,7 +45,7 @@ class Delta(NamedTuple):
     @property
     def calls(self) -> list[Part]:
         """The parts of calls, one of each call that the delta begins or continues."""
-        return [part for part in self.parts or () if part.kind is CALL]
+        return [part for part in self.parts or () if part.call >= 0]
 
 
 class Choice:
@@ -55,9 +56,11 @@ class Choice:
 
     __slots__ = (
         "_arguments",
+        "_custom",
         "_detokenizer",
         "_end",
         "_include_reasoning",
+        "_input",
         "_logprobs",
         "_parser",
         "_parts",
@@ -85,11 +88,12 @@ class Choice:
         silent: bool = False,
         parser: Parser | None = None,
         include_reasoning: bool = True,
+        custom: tuple[str, ...] = (),
     ) -> None:
         """`stop_ids`: the tokens that end this choice, including EOS. Their text is removed from the answer
         (`End.cut`) unless `include_stop` is set, which also keeps the text of a stop string. `silent`: the tokens are
         not part of the answer. `parser`: divides the text; without it, all of the text is content.
-        `include_reasoning`: false leaves the reasoning out of the deltas."""
+        `include_reasoning`: false leaves the reasoning out of the deltas. `custom`: the names of custom tools."""
         self.index = index
         self.sent = sent
         self.added = 0  # number of events taken
@@ -103,6 +107,8 @@ class Choice:
         self._include_reasoning = include_reasoning
         self._parts: list[tuple[Part, int]] = []  # with a parser: each part and its number
         self._arguments: list[str] = []  # with a parser: of the call that the text so far ends with
+        self._custom = custom
+        self._input: CustomInput | None = None  # of the custom tool that the text so far ends with a call of
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._texts: list[str] = []  # without a parser
         self._tokens: list[int] = []
@@ -218,12 +224,24 @@ class Choice:
             if piece.kind is CALL:
                 self.called = True
                 self._arguments.append(piece.text)
+                if self._custom:
+                    piece = self._with_input(piece)
+                    if not piece.text and piece.name is None:
+                        continue
             elif piece.kind is REASONING:
                 self.reasoning_tokens = self.completion_tokens
                 if not self._include_reasoning:
                     continue
             if fresh:
                 self._parts.append((piece, number))
+
+    def _with_input(self, piece: Part) -> Part:
+        """A piece of a call, with a piece of the input in place of arguments if it is one of a custom tool."""
+        if piece.name is not None:
+            self._input = CustomInput() if piece.name in self._custom else None
+        if self._input is None:
+            return piece
+        return piece._replace(kind=CUSTOM, text=self._input.read(piece.text))
 
     def _finish(self, end: End) -> str:
         self.error = failure(end)
@@ -266,6 +284,7 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
                 plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls, plan.types
             ),
             plan.include_reasoning,
+            plan.custom,
         )
         for i in range(plan.choices)
     ]

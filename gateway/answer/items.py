@@ -50,6 +50,10 @@ class OutputItem:
         return "".join(self._texts)
 
     @property
+    def is_call(self) -> bool:
+        return self.call >= 0
+
+    @property
     def called(self) -> str:
         """The name of the called tool. Only of calls."""
         assert self.name is not None, f"a {self.kind} has no name"

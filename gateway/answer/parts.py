@@ -15,9 +15,10 @@ class PartKind(StrEnum):
     TEXT = "text"
     REASONING = "reasoning"
     CALL = "call"
+    CUSTOM = "custom"  # the call of a custom tool
 
 
-TEXT, REASONING, CALL = PartKind  # reading a member of an enum is slow
+TEXT, REASONING, CALL, CUSTOM = PartKind  # reading a member of an enum is slow
 
 
 class Part(NamedTuple):
@@ -30,7 +31,7 @@ class Part(NamedTuple):
     """
 
     kind: PartKind
-    text: str  # for a call: a piece of its arguments, which are JSON
+    text: str  # for a call: a piece of its arguments, which are JSON; for one of a custom tool: of its input
     call: int = -1  # the index of the call in its choice
     name: str | None = None  # of the called tool, in the first piece of a call
     number: int = 0

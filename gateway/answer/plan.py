@@ -21,6 +21,7 @@ class AnswerKind(StrEnum):
     EMBEDDING = "embedding"
     SCORE = "score"
     RERANK = "rerank"
+    CLASSIFY = "classify"
 
     @property
     def prefix(self) -> str:
@@ -36,6 +37,7 @@ _PREFIXES = {
     AnswerKind.EMBEDDING: "embd-",
     AnswerKind.SCORE: "score-",
     AnswerKind.RERANK: "rerank-",
+    AnswerKind.CLASSIFY: "classify-",
 }
 
 
@@ -52,7 +54,8 @@ class Plan:
     (see `gateway/answer/parsers`); empty: all text is content. `reasoning_open`: the prompt ends inside the reasoning.
     `parallel_tool_calls`: false keeps the first call only. `include_reasoning`: false leaves the reasoning out.
     `types`: for each tool, the JSON types of its parameters that are not only strings (see `parameter_types`), where
-    the parser needs them. `model`: the name of its adapter; empty: the request has none.
+    the parser needs them. `model`: the name of its adapter; empty: the request has none. `custom`: the names of custom
+    tools, whose calls have a text in place of arguments.
     """
 
     kind: AnswerKind
@@ -86,6 +89,7 @@ class Plan:
     include_reasoning: bool = True
     types: dict[str, dict[str, str]] = field(default_factory=dict)
     model: str = ""
+    custom: tuple[str, ...] = ()
 
     @property
     def chat(self) -> bool:

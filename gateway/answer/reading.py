@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from gateway.answer.own_marks import own_marks
 from gateway.answer.parameter_types import types_of
 from gateway.answer.parsers.call_format import Xml
 from gateway.answer.parsers.formats import (
@@ -71,6 +73,20 @@ class ModelReading:
         )
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
         self._closings: dict[ReasoningFormat, str] = {}
+
+    @cached_property
+    def _opens(self) -> bool:
+        """Whether the chat template begins the reasoning of an answer."""
+        form = self._reasoning_format("")
+        try:
+            text = self._tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+        except ValueError:
+            return False
+        return form is not None and bool(thinking_of(self._tokenizer, self._tokenizer.encode(text, False), form))
+
+    def own_marks(self, text: str) -> list[range]:
+        """The places of the marks in an assistant's text that are read as reasoning or calls; see `own_marks`."""
+        return own_marks(text, self.tool_parser, self.reasoning_parser, self._opens)
 
     def of(self, use: ToolUse, prompt: list[int]) -> Reading:
         """How the answer to a chat is read. `prompt`: its token ids. Raises ApiError for tools that the model cannot

@@ -75,7 +75,7 @@ def new_block(head: MessageHead, item: OutputItem) -> Block:
 
 def block(head: MessageHead, item: OutputItem) -> Block:
     """The content block with all of its content."""
-    return _block(head, item, item.text, _input(item.text) if item.kind is PartKind.CALL else {})
+    return _block(head, item, item.text, _input(item.text) if item.is_call else {})
 
 
 def _block(head: MessageHead, item: OutputItem, text: str, input: Any) -> Block:
@@ -84,7 +84,7 @@ def _block(head: MessageHead, item: OutputItem, text: str, input: Any) -> Block:
             return {"type": "text", "text": text, "citations": None}
         case PartKind.REASONING:
             return {"type": "thinking", "thinking": text, "signature": ""}
-        case PartKind.CALL:
+        case PartKind.CALL | PartKind.CUSTOM:  # the API has no custom tools of OpenAI
             id = "toolu_" + call_id(head.id, 0, item.call)
             return {"type": "tool_use", "id": id, "name": item.called, "input": input}
 

@@ -92,6 +92,7 @@ def _prompt(gateway: Gateway, fields: Conversation, adapter: Adapter | None) -> 
     return chat_tokens(
         gateway.model,
         turns,
+        gateway.validator.reading.own_marks,
         not continues,
         continue_final_message=continues,
         tools=tools,

@@ -1,4 +1,5 @@
-"""Harmony: the rules of answers in messages on channels. The marks are special tokens, which texts do not contain."""
+"""Harmony: the rules of answers in messages on channels. The marks are special tokens, which texts do not contain.
+Where a tokenizer has no such tokens, texts do not contain the beginning of a mark."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from gateway.tools import ToolUse
 from services.text import TextTables
 
 NEXT = f"{END}{START}assistant"
+NO_MARKS = ANY_TEXT + r" & ~/(.|\n)*<\|(.|\n)*/"
 
 
 def harmony_rule(use: ToolUse, tables: TextTables, answer: Rule | None, opened: bool) -> Rule | None:
@@ -36,10 +38,11 @@ def harmony_rule(use: ToolUse, tables: TextTables, answer: Rule | None, opened: 
         return texts_rule(text, MARKS, tables).expression
 
     head = written(f"{CHANNEL}{FINAL}{MESSAGE}")
+    special = tables.special_id(END) is not None
     lines = [
-        f"message: {written(f'{CHANNEL}{ANALYSIS}{MESSAGE}')} TEXT {written(NEXT)}",
-        f"opened: TEXT {written(NEXT)}",
-        f"TEXT: {ANY_TEXT}",
+        f"message: {written(f'{CHANNEL}{ANALYSIS}{MESSAGE}')} ended",
+        f"ended{'' if special else '[lazy]'}: TEXT {written(NEXT)}",
+        f"TEXT: {ANY_TEXT if special else NO_MARKS}",
     ]
     ends, before = [], "message"
     grammars: tuple[tuple[str, str], ...] = ()
@@ -53,9 +56,9 @@ def harmony_rule(use: ToolUse, tables: TextTables, answer: Rule | None, opened: 
     if not use.required:
         ends.append("final")
         before = "(message | remark)"
-        lines.append(f"remark: {written(f'{CHANNEL}{COMMENTARY}{MESSAGE}')} TEXT {written(NEXT)}")
+        lines.append(f"remark: {written(f'{CHANNEL}{COMMENTARY}{MESSAGE}')} ended")
         lines.append(f"final: {head} {'TEXT' if answer is None else answer.expression}")
         grammars = () if answer is None else answer.grammars
-    first = "opened " if opened else ""
+    first = "ended " if opened else ""
     lines.insert(0, f"start: {first}{before}* ({' | '.join(ends)})")
     return Rule("@messages", (("messages", "\n".join(lines)), *grammars))

@@ -40,6 +40,7 @@ DOCS = {
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 # routes that change what is served: they need the operator's key, and are off without one
 OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"})
+MODELS = "/v1/models"  # the operator sees all of the list
 PAGE = "/ui"  # the live page; its files, which contain no secret either, lie below
 FEED = "/ui/feed"
 
@@ -148,7 +149,8 @@ class OriginMiddleware:
 
 class AuthenticationMiddleware:
     """Sets `request.state.tenant`. `tenants`: the tenant of each key, by the key's hash; if empty, no key is required.
-    `operator`: hashes of the operator's keys, which the routes of `OPERATOR_PATHS` require.
+    `operator`: hashes of the operator's keys, which the routes of `OPERATOR_PATHS` require, and with which the list of
+    models can be read; `request.state.operator` says whether one was given.
 
     The lookup uses a keyed hash with a secret of this process, so its duration reveals nothing about the keys.
     """
@@ -161,16 +163,17 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"]):
-            tenant = self._tenant(scope)
-            of_operator = scope["path"] in OPERATOR_PATHS
-            error = self._not_operator(scope) if of_operator else None
-            if tenant is None and (error or not of_operator):
+            tenant, path = self._tenant(scope), scope["path"]
+            operator = not self._operator.isdisjoint(self._keyed_hash(digest_of(key)) for key in _keys(scope))
+            error = self._not_operator(path) if path in OPERATOR_PATHS and not operator else None
+            if tenant is None and not (operator and path in (*OPERATOR_PATHS, MODELS)):
                 text = "No API key of this server was given; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
                 response = error_response(ApiError(Kind.INVALID_KEY, text), scope, {"WWW-Authenticate": "Bearer"})
                 return await response(scope, receive, send)
             if error:
                 return await error_response(error, scope)(scope, receive, send)
-            scope.setdefault("state", {})["tenant"] = DEFAULT_TENANT if tenant is None else tenant
+            who = {"tenant": DEFAULT_TENANT if tenant is None else tenant, "operator": operator}
+            scope.setdefault("state", {}).update(who)
         return await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> str | None:
@@ -179,15 +182,13 @@ class AuthenticationMiddleware:
         hashes = (self._keyed_hash(digest_of(key)) for key in _keys(scope))
         return next((self._tenants[hashed] for hashed in hashes if hashed in self._tenants), None)
 
-    def _not_operator(self, scope: Scope) -> ApiError | None:
-        """Why a route of `OPERATOR_PATHS` is not for the sender of this request."""
-        what = f"{scope['path']} changes what this server serves"
+    def _not_operator(self, path: str) -> ApiError:
+        """Why a route of `OPERATOR_PATHS` is not for a sender who is not the operator."""
+        what = f"{path} changes what this server serves"
         if not self._operator:
             text = f"{what}, so it is off without a key of the operator, who can set operator_api_key."
             return ApiError(Kind.NOT_ENABLED, text)
-        if self._operator.isdisjoint(self._keyed_hash(digest_of(key)) for key in _keys(scope)):
-            return ApiError(Kind.OPERATOR_ONLY, f"{what}: send the key of its operator (operator_api_key).")
-        return None
+        return ApiError(Kind.OPERATOR_ONLY, f"{what}: send the key of its operator (operator_api_key).")
 
     def _keyed_hash(self, hashed: str) -> bytes:
         return hmac.digest(self._secret, hashed.encode(), "sha256")

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import attrgetter
+from typing import cast
 
 import orjson
 
 from gateway.answer.choice import Choice, Delta, call_id, choices_of, tables_of
 from gateway.answer.logprobs import ChoiceLogprobs, Echo, chat_logprobs, prompt_logprobs
-from gateway.answer.parts import Part
+from gateway.answer.parts import Part, PartKind
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from gateway.schemas.answers import ChatLogprobs, ScoredPrompt, Usage
 from gateway.schemas.chat import (
     AnswerCall,
+    AnswerCustomCall,
     CallDelta,
     ChatAnswerMessage,
     ChatChoice,
     ChatCompletion,
     ChatDelta,
-    FunctionDelta,
+    CustomCallDelta,
     Served,
 )
 from gateway.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
@@ -156,18 +158,20 @@ class Answer:
             made["tool_calls"] = [self._call(choice, part) for part in calls]
         return made
 
-    def _call(self, choice: Choice, part: Part) -> AnswerCall:
+    def _call(self, choice: Choice, part: Part) -> AnswerCall | AnswerCustomCall:
         assert part.name is not None, f"choice {choice.index} has a call without a name"
         id = CALL_PREFIX + call_id(self.request, choice.index, part.call)
+        if part.kind is PartKind.CUSTOM:
+            return {"id": id, "type": "custom", "custom": {"name": part.name, "input": part.text}}
         return {"id": id, "type": "function", "function": {"name": part.name, "arguments": part.text}}
 
-    def _call_delta(self, choice: Choice, part: Part) -> CallDelta:
-        """A call, or a further piece of its arguments."""
-        if part.name is None:
-            return {"index": part.call, "function": {"arguments": part.text}}
-        call = self._call(choice, part)
-        function: FunctionDelta = {"name": part.name, "arguments": part.text}
-        return {"index": part.call, "id": call["id"], "type": call["type"], "function": function}
+    def _call_delta(self, choice: Choice, part: Part) -> CallDelta | CustomCallDelta:
+        """A call, or a further piece of its arguments or its input."""
+        if part.name is not None:
+            return cast(CallDelta | CustomCallDelta, {"index": part.call, **self._call(choice, part)})
+        if part.kind is PartKind.CUSTOM:
+            return {"index": part.call, "custom": {"input": part.text}}
+        return {"index": part.call, "function": {"arguments": part.text}}
 
     def body(self) -> bytes:
         """The whole answer as JSON, once `ended`."""

@@ -3,7 +3,8 @@
 The registry is in the pool, so it is the same for all gateways, and still there after all processes have died. It is
 read anew for each request that names none of the model's own names: a request that is sent after an adapter was loaded,
 replaced or unloaded finds what holds since then, at any gateway. With several shards, each has the registry: a change
-is written to all of them, and read from the first that answers.
+is written to all of them, and read from the first that answers. A file beside the adapters' content has it, too: a pool
+that has lost its data gets it from there.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Adapters:
             names[each.digest].append(name)
         return names
 
-    async def visible(self, tenant: str) -> list[Adapter]:
-        """The adapters that the tenant can name, by name. Raises PoolUnavailable."""
+    async def visible(self, tenant: str | None) -> list[Adapter]:
+        """The adapters that the tenant can name, by name; None: all. Raises PoolUnavailable."""
         found = (await self._read()).adapters.values() if self._settings.enable_lora else ()
-        return sorted((each for each in found if each.seen_by(tenant)), key=lambda each: each.name)
+        seen = (each for each in found if tenant is None or each.seen_by(tenant))
+        return sorted(seen, key=lambda each: each.name)
 
     async def named_by(self, name: str, caller: Caller, earlier: str = "") -> Caller:
         """The caller with the adapter of this name, if there is one that its tenant can name. An adapter may have been
@@ -158,11 +160,11 @@ class Adapters:
             await asyncio.sleep(PERIOD)
 
     async def tend(self) -> None:
-        """Restore what pools have lost: the registry of a shard from the others', or the adapters of the settings. Then
-        `clean`. Raises PoolUnavailable."""
+        """Restore what pools have lost: the registry of a shard from the others', or from the file. Then `clean`.
+        Raises PoolUnavailable."""
         try:
             await self._change(lambda registry: registry)
-            if self._settings.lora_modules and not (await self._read()).version:
+            if self._settings.lora_modules and not (await self._read()).version:  # the file is lost, too
                 await self._announce(self._settings.lora_modules)
             await self.clean()
         except OSError as error:
@@ -220,11 +222,13 @@ class Adapters:
             await self._change(apply)
 
     async def _change(self, change: Callable[[Registry], Registry]) -> None:
-        """Make what `change` returns of the latest registry that of all shards. Raises PoolUnavailable if one does not
-        answer."""
+        """Make what `change` returns of the latest registry that of all shards, and then that of the file. Raises
+        PoolUnavailable if a shard does not answer."""
+        file = store.registry_of(self._files, self._shards[0].pool.name)
         while True:
             held = [Registry.unpack(await shard.pool.adapters()) for shard in self._shards]
-            latest = max(held, key=lambda each: each.version)
+            kept = await asyncio.to_thread(Registry.kept, file)
+            latest = max(*held, kept, key=lambda each: each.version)
             wanted = change(latest)
             if wanted != latest:
                 wanted = replace(wanted, version=latest.version + 1)
@@ -234,6 +238,8 @@ class Adapters:
                 if not await shard.pool.adapt(wanted.version, packed):
                     break
             else:
+                if kept.version < wanted.version:
+                    await asyncio.to_thread(wanted.keep, file)
                 return
 
     # --- parts ---

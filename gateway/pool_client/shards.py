@@ -176,6 +176,12 @@ class Shards:
         return {shard.number: one for shard, one in zip(self.all, known, strict=True)}
 
     @property
+    def failure(self) -> str:
+        """Why no engine has loaded the model, as of the last second; empty if one has, or if none said why."""
+        views = [view for shard in self.all if (view := shard.heartbeat.known)]
+        return "" if any(view.ready for view in views) else next((view.failure for view in views if view.failure), "")
+
+    @property
     def known_figures(self) -> list[EngineFigures]:
         """The figures of the largest engine of each shard whose engines are known."""
         return [view.figures for shard in self.all if (view := shard.heartbeat.known) and view.figures]

@@ -34,6 +34,7 @@ DELTAS = {
     PartKind.TEXT: b"response.output_text.delta",
     PartKind.REASONING: b"response.reasoning_text.delta",
     PartKind.CALL: b"response.function_call_arguments.delta",
+    PartKind.CUSTOM: b"response.custom_tool_call_input.delta",
 }
 ENDS: dict[answers.ResponseStatus, answers.EndEventType] = {
     "completed": "response.completed",
@@ -119,7 +120,7 @@ class ResponseEventWriter:
 
     def _text_done(
         self, item: OutputItem, text: str, number: int
-    ) -> answers.TextDone | answers.ReasoningDone | answers.ArgumentsDone:
+    ) -> answers.TextDone | answers.ReasoningDone | answers.ArgumentsDone | answers.InputDone:
         match item.kind:
             case PartKind.TEXT:
                 return {
@@ -144,6 +145,13 @@ class ResponseEventWriter:
                     "arguments": text,
                     "sequence_number": number,
                 }
+            case PartKind.CUSTOM:
+                return {
+                    "type": "response.custom_tool_call_input.done",
+                    **self._item_place(item),
+                    "input": text,
+                    "sequence_number": number,
+                }
 
     def _closing(self) -> bytes:
         whole = response(self._head, self._transcript)
@@ -164,7 +172,7 @@ class ResponseEventWriter:
         logprobs: Sequence[TokenLogprob] = (),
     ) -> list[bytes]:
         """The event of the item's content part. A call has none."""
-        if item.kind is PartKind.CALL:
+        if item.is_call:
             return []
         part = reasoning_part(text) if item.kind is PartKind.REASONING else text_part(text, logprobs)
         return [self._event({"type": type, **self._part_place(item), "part": part, "sequence_number": number})]
@@ -189,7 +197,7 @@ class ResponseEventWriter:
         """The constant parts of deltas are encoded once for each item, because every token takes this path."""
         self._delta_item, self._scored = item, item.kind is PartKind.TEXT
         self._delta_kind = DELTAS[item.kind]
-        place = self._item_place(item) if item.kind is PartKind.CALL else self._part_place(item)
+        place = self._item_place(item) if item.is_call else self._part_place(item)
         self._delta_head = b'{"type":"%s",%s,"delta":' % (self._delta_kind, orjson.dumps(place)[1:-1])
 
     def _event(self, event: answers.ResponseEvent) -> bytes:

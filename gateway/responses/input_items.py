@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,7 +46,9 @@ def page_of_items(stored: StoredResponse, query: PageQuery) -> InputItemList:
     Raises ApiError if `query.after` names none of them.
     """
     ids = item_ids(stored.head, stored.extra.ids)
-    items = [_item(id, message) for id, message in zip(ids, stored.extra.conversation, strict=True)]
+    conversation = stored.extra.conversation
+    custom = {call.id for message in conversation for call in message.calls if call.type == "custom"}
+    items = [_item(id, message, custom) for id, message in zip(ids, conversation, strict=True)]
     if query.newest_first:
         items.reverse()
     if query.after is not None:
@@ -67,12 +69,22 @@ def item_ids(head: ResponseHead, given: Sequence[str | None]) -> list[str]:
     return list(ids)
 
 
-def _item(id: str, message: Message) -> InputItem:
+def _item(id: str, message: Message, custom: Container[str | None]) -> InputItem:
+    """`custom`: the ids of the calls of custom tools."""
     if message.tool_calls:
         (call,) = message.tool_calls
         arguments = call.function.arguments
         assert call.id is not None, "a call of the API has an id"
         assert isinstance(arguments, str), "a call of the API has its arguments as text"
+        if call.type == "custom":
+            return {
+                "id": id,
+                "type": "custom_tool_call",
+                "status": "completed",
+                "call_id": call.id,
+                "name": call.function.name,
+                "input": arguments,
+            }
         return {
             "id": id,
             "type": "function_call",
@@ -85,7 +97,7 @@ def _item(id: str, message: Message) -> InputItem:
         assert message.tool_call_id is not None, "an output of the API names its call"
         return {
             "id": id,
-            "type": "function_call_output",
+            "type": "custom_tool_call_output" if message.tool_call_id in custom else "function_call_output",
             "status": "completed",
             "call_id": message.tool_call_id,
             "output": message.text,

@@ -16,7 +16,7 @@ from services.messages import End
 from services.requests import FinishReason
 
 PLAIN_TEXT: answers.ResponseText = {"format": {"type": "text"}}
-_PREFIXES = {PartKind.TEXT: "msg_", PartKind.REASONING: "rs_", PartKind.CALL: "fc_"}
+_PREFIXES = {PartKind.TEXT: "msg_", PartKind.REASONING: "rs_", PartKind.CALL: "fc_", PartKind.CUSTOM: "ctc_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def output_item(head: ResponseHead, transcript: Transcript, item: OutputItem) ->
     if item is transcript.items[-1]:
         if end is None:
             status = "in_progress"
-        elif transcript.cut if item.kind is PartKind.CALL else end.reason is not FinishReason.STOP:
+        elif transcript.cut if item.is_call else end.reason is not FinishReason.STOP:
             status = "incomplete"
     return _item(head, item, status, begun=True)
 
@@ -126,6 +126,15 @@ def _item(head: ResponseHead, item: OutputItem, status: answers.ItemStatus, begu
                 "call_id": head.call_id(item),
                 "name": item.called,
                 "arguments": item.text if begun else "",
+            }
+        case PartKind.CUSTOM:
+            return {
+                "id": id,
+                "type": "custom_tool_call",
+                "status": status,
+                "call_id": head.call_id(item),
+                "name": item.called,
+                "input": item.text if begun else "",
             }
 
 

@@ -126,6 +126,9 @@ def _as_message(head: ResponseHead, item: OutputItem) -> Message:
             assert item.name is not None
             function = FunctionCall(name=item.name, arguments=item.text)
             return Message(role="assistant", tool_calls=[ToolCall(id=head.call_id(item), function=function)])
+        case PartKind.CUSTOM:
+            call = ToolCall.of_input(head.call_id(item), item.called, item.text)
+            return Message(role="assistant", tool_calls=[call])
 
 
 async def find_response(

@@ -92,9 +92,14 @@ async def _conversation(
 
 def _prompt(gateway: Gateway, fields: ResponseRequest, conversation: list[Message]) -> list[int]:
     instructions = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
-    tools = fields.tool_use.for_template()
-    kwargs = fields.template_variables
-    return chat_tokens(gateway.model, [*instructions, *turns(conversation)], param="input", tools=tools, kwargs=kwargs)
+    return chat_tokens(
+        gateway.model,
+        [*instructions, *turns(conversation)],
+        gateway.validator.reading.own_marks,
+        param="input",
+        tools=fields.tool_use.for_template(),
+        kwargs=fields.template_variables,
+    )
 
 
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:

@@ -78,7 +78,9 @@ class Usage(TypedDict):
 class ModelDetails(TypedDict):
     default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
     weights: NotRequired[str]  # how the engines keep them
-    status: NotRequired[str]  # ready; asleep, cold, off: it wakes up; loading: no engine is ready; leaving
+    status: NotRequired[str]  # ready; asleep, cold, off: it wakes up; loading: no engine is ready; failed; leaving
+    failure: NotRequired[str]  # why no engine could load it
+    tenants: NotRequired[list[str]]  # of an adapter, for the operator: who can name it; none: everybody
 
 
 class Model(ModelDetails):

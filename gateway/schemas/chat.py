@@ -14,7 +14,7 @@ from gateway.schemas.json_size import too_many
 from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
-from gateway.tools import ToolUse
+from gateway.tools import INPUT, ToolUse
 
 TEXT_PARTS = TextParts(
     {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"},
@@ -62,16 +62,48 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    """A function call in the history of a conversation."""
+    """A call in the history of a conversation. The arguments of a custom tool are its input, as it is."""
 
     function: FunctionCall
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     index: int | None = None  # of a stream
+
+    @classmethod
+    def of_input(cls, id: str | None, name: str, input: str) -> ToolCall:
+        """The call of a custom tool."""
+        return cls(id=id, type="custom", function=FunctionCall(name=name, arguments=input))
 
     def for_template(self) -> dict[str, Any]:
         named = {} if self.id is None else {"id": self.id}
-        return {**named, "type": self.type, "function": self.function.for_template()}
+        function = self.function.for_template()
+        if self.type == "custom":
+            function["arguments"] = {INPUT: self.function.arguments}
+        return {**named, "type": "function", "function": function}
+
+
+class CustomCall(Strict):
+    name: str
+    input: str
+
+
+class CustomToolCall(Strict):
+    """The call of a custom tool, as clients write it."""
+
+    custom: CustomCall
+    id: str | None = None
+    type: Literal["custom"]
+    index: int | None = None  # of a stream
+
+
+def _call(value: Any) -> Any:
+    if isinstance(value, dict) and "custom" in value:
+        made = CustomToolCall.model_validate(value)
+        return ToolCall.of_input(made.id, made.custom.name, made.custom.input)
+    return value
+
+
+AnyCall = Annotated[ToolCall, BeforeValidator(_call, ToolCall | CustomToolCall)]
 
 
 class Message(Strict):
@@ -87,7 +119,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"]
     content: Annotated[str | None, BeforeValidator(_content, str | list[TextPart] | None)] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[AnyCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
@@ -213,13 +245,24 @@ class AnswerCall(TypedDict):
     function: AnswerFunction
 
 
+class AnswerInput(TypedDict):
+    name: str
+    input: str  # as it is
+
+
+class AnswerCustomCall(TypedDict):
+    id: str
+    type: Literal["custom"]
+    custom: AnswerInput
+
+
 class ChatAnswerMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]  # the same
-    tool_calls: NotRequired[list[AnswerCall]]
+    tool_calls: NotRequired[list[AnswerCall | AnswerCustomCall]]
 
 
 class ChatChoice(TypedDict):
@@ -251,6 +294,20 @@ class FunctionDelta(TypedDict):
     arguments: str
 
 
+class CustomDelta(TypedDict):
+    name: NotRequired[str]
+    input: str
+
+
+class CustomCallDelta(TypedDict):
+    """The first one of a call of a custom tool has all fields; the input of further ones continues it."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["custom"]]
+    custom: CustomDelta
+
+
 class CallDelta(TypedDict):
     """The first one of a call has all fields; the arguments of further ones continue it."""
 
@@ -265,7 +322,7 @@ class ChatDelta(TypedDict):
     content: NotRequired[str]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]  # the same
-    tool_calls: NotRequired[list[CallDelta]]
+    tool_calls: NotRequired[list[CallDelta | CustomCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):

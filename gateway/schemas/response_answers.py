@@ -55,12 +55,21 @@ class FunctionCallItem(TypedDict):
     arguments: str
 
 
-class FunctionCallOutputItem(TypedDict):
+class CallOutputItem(TypedDict):
     id: str
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     status: ItemStatus
     call_id: str
     output: str
+
+
+class CustomCallItem(TypedDict):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
 
 
 class ReasoningItem(TypedDict):
@@ -71,10 +80,10 @@ class ReasoningItem(TypedDict):
     content: list[ReasoningText]
 
 
-ResponseItem = OutputMessage | FunctionCallItem | ReasoningItem
+ResponseItem = OutputMessage | FunctionCallItem | CustomCallItem | ReasoningItem
 
 
-InputItem = InputMessageItem | OutputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+InputItem = InputMessageItem | ResponseItem | CallOutputItem
 
 
 class InputItemList(Listing):
@@ -266,6 +275,18 @@ class ArgumentsDone(ItemPlace):
     arguments: str
 
 
+class InputDelta(ItemPlace):
+    type: Literal["response.custom_tool_call_input.delta"]
+    sequence_number: int
+    delta: str
+
+
+class InputDone(ItemPlace):
+    type: Literal["response.custom_tool_call_input.done"]
+    sequence_number: int
+    input: str
+
+
 class ErrorEvent(TypedDict):
     """Ends the stream, but not the response."""
 
@@ -287,5 +308,7 @@ ResponseEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
     | ErrorEvent
 )

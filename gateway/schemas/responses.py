@@ -13,7 +13,7 @@ from gateway.schemas.response_answers import OptionalEcho, ResponseText, StoredE
 from gateway.schemas.strict import Strict, TextParts, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
-from gateway.tools import ToolChoice, ToolUse
+from gateway.tools import ToolUse
 from services.models.generation import SamplingDefaults
 
 TEXT_PARTS = TextParts(
@@ -27,13 +27,22 @@ TEXT_PARTS = TextParts(
     },
     ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations", "logprobs"}),
 )
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
 REQUIRED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
 }
+ItemKind = Literal[
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+]
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(  # only LOGPROBS adds something to an answer of text
     {
@@ -54,8 +63,8 @@ MAX_ITEM_ID = 64  # characters, the maximum of OpenAI's ids of items
 
 
 def _kind(value: Any) -> Any:
-    if isinstance(value, str) and value not in KINDS:
-        text = f"is '{value[:64]}'; this server takes {', '.join(KINDS)} alone"
+    if isinstance(value, str) and value not in REQUIRED:
+        text = f"is '{value[:64]}'; this server takes {', '.join(REQUIRED)} alone"
         raise unsupported(f"{text}: leave the item out, or write it as one of these")
     return value
 
@@ -76,9 +85,7 @@ Text = Annotated[str, BeforeValidator(TEXT_PARTS.optional_text, str | list[Respo
 class InputItem(Strict):
     """One item. `type` determines its fields; it is optional for a message."""
 
-    type: Annotated[
-        Literal["message", "function_call", "function_call_output", "reasoning"], BeforeValidator(_kind)
-    ] = "message"
+    type: Annotated[ItemKind, BeforeValidator(_kind)] = "message"
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -87,6 +94,7 @@ class InputItem(Strict):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: Text | None = None
     summary: Text | None = None
     encrypted_content: str | None = None  # of another server, which Orca cannot read
@@ -108,7 +116,11 @@ class InputItem(Strict):
                 assert self.name is not None
                 function = FunctionCall(name=self.name, arguments=self.arguments or "")
                 return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
-            case "function_call_output":
+            case "custom_tool_call":
+                assert self.name is not None
+                call = ToolCall.of_input(self.call_id, self.name, self.input or "")
+                return Message(role="assistant", tool_calls=[call])
+            case "function_call_output" | "custom_tool_call_output":
                 return Message(role="tool", content=self.output, tool_call_id=self.call_id)
             case "reasoning":
                 return Message(role="assistant", reasoning_content=self.content or self.summary or "")
@@ -242,7 +254,7 @@ class ResponseRequest(GenerationFields):
             optional["reasoning"] = self.reasoning.model_dump(exclude_none=True)
         if self.tools:
             optional["tools"] = [tool.echo for tool in self.tools]
-            optional["tool_choice"] = echo_of_choice(self.tool_choice or ToolChoice())
+            optional["tool_choice"] = echo_of_choice(self.tool_use)
         return {
             **optional,
             "instructions": self.instructions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
@@ -29,18 +29,93 @@ def _parameters(value: Any) -> Any:
 Parameters = Annotated[dict[str, Any], BeforeValidator(_parameters, dict[str, Any])]
 
 
-def _of_type(known: str) -> BeforeValidator:
+def _of_type(*known: str) -> BeforeValidator:
     """Tools of the client. The error for a tool of another type names it."""
+    takes = " and ".join(f"'{name}'" for name in known)
 
     def check(value: Any) -> Any:
         for tool in value if isinstance(value, list) else ():
-            kind = tool.get("type", known) if isinstance(tool, dict) else known
-            if isinstance(kind, str) and kind != known:
-                text = f"has a tool of type '{kind[:64]}'; this server takes tools of type '{known}' alone"
-                raise unsupported(f"{text}: leave it out, or declare a tool of this type that the client runs")
+            kind = tool.get("type", known[0]) if isinstance(tool, dict) else known[0]
+            if isinstance(kind, str) and kind not in known:
+                text = f"has a tool of type '{kind[:64]}'; this server takes tools of type {takes} alone"
+                raise unsupported(f"{text}: leave it out, or declare one of these, which the client runs")
         return value
 
     return BeforeValidator(check)
+
+
+def _syntax(value: Any) -> Any:
+    if value == "lark":
+        text = "is 'lark'; models write the input as a string of JSON, in which this server follows a 'regex' alone"
+        raise unsupported(f"{text}: leave the 'format' out, and describe it in the tool's 'description'")
+    return value
+
+
+class TextInput(Strict):
+    """The input of a custom tool is any text."""
+
+    type: Literal["text"]
+    pattern: ClassVar[str | None] = None
+
+
+class InputGrammar(Strict):
+    definition: str
+    syntax: Annotated[Literal["regex"], BeforeValidator(_syntax, Literal["lark", "regex"])]
+
+
+class ChatGrammarInput(Strict):
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+    @property
+    def pattern(self) -> str:
+        return self.grammar.definition
+
+
+class ResponseGrammarInput(InputGrammar):
+    type: Literal["grammar"]
+
+    @property
+    def pattern(self) -> str:
+        return self.definition
+
+
+class CustomObject(Strict):
+    """The custom tool of chat."""
+
+    name: ChatToolName
+    description: str | None = None
+    format: Annotated[TextInput | ChatGrammarInput, Field(discriminator="type")] | None = None
+
+
+class ChatCustomTool(Strict):
+    type: Literal["custom"]
+    custom: CustomObject
+
+    @property
+    def tool(self) -> Tool:
+        made = self.custom
+        return Tool.of_text(made.name, made.description, made.format.pattern if made.format else None)
+
+
+class ResponseCustomTool(Strict):
+    """A custom tool of Responses."""
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: Annotated[TextInput | ResponseGrammarInput, Field(discriminator="type")] | None = None
+    defer_loading: Annotated[None, only(False)] = None
+    allowed_callers: Annotated[None, only(["direct"])] = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool.of_text(self.name, self.description, self.format.pattern if self.format else None)
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """The tool in the response object."""
+        return {"format": {"type": "text"}} | self.model_dump(exclude_none=True)
 
 
 class FunctionObject(Strict):
@@ -103,8 +178,10 @@ class MessageTool(Strict):
         return Tool(self.name, self.description, self.input_schema, bool(self.strict))
 
 
-ChatTools = Annotated[list[ChatTool], _of_type("function"), Field(max_length=MAX_TOOLS)]
-ResponseTools = Annotated[list[ResponseTool], _of_type("function"), Field(max_length=MAX_TOOLS)]
+AnyChatTool = Annotated[ChatTool | ChatCustomTool, Field(discriminator="type")]
+AnyResponseTool = Annotated[ResponseTool | ResponseCustomTool, Field(discriminator="type")]
+ChatTools = Annotated[list[AnyChatTool], _of_type("function", "custom"), Field(max_length=MAX_TOOLS)]
+ResponseTools = Annotated[list[AnyResponseTool], _of_type("function", "custom"), Field(max_length=MAX_TOOLS)]
 MessageTools = Annotated[list[MessageTool], _of_type("custom"), Field(max_length=MAX_TOOLS)]
 
 # --- tool_choice: the types below describe it in the document ------------------------------------------------
@@ -112,13 +189,18 @@ MessageTools = Annotated[list[MessageTool], _of_type("custom"), Field(max_length
 Mode = Literal["none", "auto", "required"]
 
 
-class FunctionName(TypedDict):
+class ToolNamed(TypedDict):
     name: str
 
 
 class NamedChatTool(TypedDict):
     type: Literal["function"]
-    function: FunctionName
+    function: ToolNamed
+
+
+class NamedCustomTool(TypedDict):
+    type: Literal["custom"]
+    custom: ToolNamed
 
 
 class AllowedTools(TypedDict):
@@ -132,7 +214,7 @@ class AllowedChatTools(TypedDict):
 
 
 class NamedResponseTool(TypedDict):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -146,12 +228,16 @@ def _chat_choice(value: Any) -> ToolChoice | None:
             return value
         case "none" | "auto" | "required":
             return ToolChoice(value)
-        case {"type": "function", "function": {"name": str(name), **rest}, **others} if not rest and not others:
+        case {"type": "function", "function": {"name": str(name), **rest}, **others} | {
+            "type": "custom",
+            "custom": {"name": str(name), **rest},
+            **others,
+        } if not rest and not others:
             return ToolChoice.of_name(name)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools), **rest}, **others} if (
             not rest and not others
         ):
-            return _allowed(mode, [_function_name(tool, "function") for tool in tools])
+            return _allowed(mode, [_tool_name(tool, nested=True) for tool in tools])
     raise _not_a_choice(value, "{'type': 'function', 'function': {'name': ...}}")
 
 
@@ -161,10 +247,10 @@ def _response_choice(value: Any) -> ToolChoice | None:
             return value
         case "none" | "auto" | "required":
             return ToolChoice(value)
-        case {"type": "function", "name": str(name), **others} if not others:
+        case {"type": "function" | "custom", "name": str(name), **others} if not others:
             return ToolChoice.of_name(name)
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools), **others} if not others:
-            return _allowed(mode, [_function_name(tool) for tool in tools])
+            return _allowed(mode, [_tool_name(tool) for tool in tools])
     raise _not_a_choice(value, "{'type': 'function', 'name': ...}")
 
 
@@ -174,26 +260,28 @@ def _allowed(mode: Any, names: list[str]) -> ToolChoice:
     return ToolChoice(mode, tuple(dict.fromkeys(names)))
 
 
-def _function_name(tool: Any, *path: str) -> str:
-    """The name in an allowed tool; `path` leads to the object that has it."""
+def _tool_name(tool: Any, nested: bool = False) -> str:
+    """The name in an allowed tool. `nested`: in an object, under the type of the tool."""
     kind = tool.get("type") if isinstance(tool, dict) else None
-    for step in path:
-        tool = tool.get(step) if isinstance(tool, dict) else None
+    known = kind in ("function", "custom")
+    if nested and known:
+        tool = tool.get(kind)
     name = tool.get("name") if isinstance(tool, dict) else None
-    if kind != "function" or not isinstance(name, str):
-        raise ValueError("allowed_tools has a tool that is not a function with a name")
+    if not known or not isinstance(name, str):
+        raise ValueError("allowed_tools has a tool that is no function or custom tool with a name")
     return name
 
 
 def _not_a_choice(value: Any, named: str) -> Exception:
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
-        return unsupported(f"has the type '{kind[:64]}'; this server has function tools alone")
+    if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
+        return unsupported(f"has the type '{kind[:64]}'; this server has function and custom tools alone")
     return ValueError(f"must be 'none', 'auto', 'required', {named} or a choice of type 'allowed_tools'")
 
 
 ChatToolChoice = Annotated[
-    ToolChoice | None, BeforeValidator(_chat_choice, Mode | NamedChatTool | AllowedChatTools | None)
+    ToolChoice | None,
+    BeforeValidator(_chat_choice, Mode | NamedChatTool | NamedCustomTool | AllowedChatTools | None),
 ]
 ResponseToolChoice = Annotated[
     ToolChoice | None, BeforeValidator(_response_choice, Mode | NamedResponseTool | AllowedResponseTools | None)
@@ -225,7 +313,9 @@ class MessageToolChoice(Strict):
 
 
 def use_of(
-    tools: Sequence[ChatTool | ResponseTool] | None, choice: ToolChoice | None, parallel: bool | None
+    tools: Sequence[ChatTool | ChatCustomTool | ResponseTool | ResponseCustomTool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
 ) -> ToolUse:
     """What `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's requests ask for."""
     return ToolUse([tool.tool for tool in tools or ()], choice or ToolChoice(), parallel is not False)
@@ -244,11 +334,12 @@ def check_tools(use: ToolUse) -> None:
         raise contradiction("tool_choice", f"'tool_choice' names '{unknown[0][:64]}', which is not one of the tools")
 
 
-def echo_of_choice(choice: ToolChoice) -> str | dict[str, Any]:
+def echo_of_choice(use: ToolUse) -> str | dict[str, Any]:
     """`tool_choice` in the response object."""
+    choice = use.choice
     if not choice.names:
         return choice.mode
-    tools = [{"type": "function", "name": name} for name in choice.names]
+    tools = [{"type": "custom" if name in use.custom else "function", "name": name} for name in choice.names]
     if choice.named:
         return tools[0]
     return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}

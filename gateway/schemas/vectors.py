@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, `/v1/score` and `/v1/rerank`: their requests and answers."""
+"""`POST /v1/embeddings`, `/v1/score`, `/v1/rerank` and `/classify`: their requests and answers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,26 @@ class VectorFields(Strict):
         return self.priority or 0
 
 
-class EmbeddingRequest(VectorFields):
+class InputFields(VectorFields):
+    """Fields of requests about texts, each by itself."""
+
     long_lists: ClassVar[frozenset[str]] = frozenset({"input"})  # of token ids
 
     input: Annotated[list[Any], BeforeValidator(token_prompts, Prompts)]  # of str | list[int]
+    add_special_tokens: bool | None = None  # true by default
+
+
+class EmbeddingRequest(InputFields):
     encoding_format: Literal["float", "base64"] | None = None  # float by default
     dimensions: Count | None = None  # the model's own by default
-    add_special_tokens: bool | None = None  # true by default
     prompt_name: str | None = None  # of the model's prompts, written before each text; its default one otherwise
     normalize: Annotated[None, only(True)] = None  # what the model's files say
     embed_dtype: Annotated[None, only("float32")] = None
     endianness: Annotated[None, only("native", "little")] = None
+
+
+class ClassifyRequest(InputFields):
+    use_activation: bool | None = None  # true by default; false: the scores of which probabilities are made
 
 
 def _texts(value: Any) -> list[str]:
@@ -121,6 +130,22 @@ class ScoreList(TypedDict):
     created: int
     model: str
     data: list[Score]
+    usage: VectorUsage
+
+
+class Classified(TypedDict):
+    index: int
+    label: str  # of the class with the highest score
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Classified]
     usage: VectorUsage
 
 

@@ -16,7 +16,16 @@ from gateway.answer.choice import failure
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.schemas.vectors import Embedding, EmbeddingList, Ranked, Ranking, ScoreList, VectorUsage
+from gateway.schemas.vectors import (
+    Classified,
+    ClassList,
+    Embedding,
+    EmbeddingList,
+    Ranked,
+    Ranking,
+    ScoreList,
+    VectorUsage,
+)
 from services import wire
 from services.messages import TokenEvent
 
@@ -29,13 +38,14 @@ class VectorPlan:
 
     `dimensions`: of an embedding; 0: all. `base64`: how it is written. The first `firsts` of the texts are the first
     ones of pairs; 0: each text, or pair, has a score of its own. `documents`: the texts in the answer, if it has them.
-    `top`: the number of results; 0: all."""
+    `top`: the number of results; 0: all. `raw`: scores of classes instead of probabilities."""
 
     dimensions: int = 0
     base64: bool = False
     firsts: int = 0
     documents: list[str] = field(default_factory=list)
     top: int = 0
+    raw: bool = False
 
     def pack(self) -> bytes:
         return wire.pack(self)
@@ -87,7 +97,7 @@ class VectorAnswer(ABC):
         assert pooling is not None, f"{self._request} is for vectors"
         if not firsts:
             vectors = map(self._vector, range(self._plan.choices))
-            return [activated(float(vector[0]), pooling.activation) for vector in vectors]
+            return [activated(vector.tolist(), pooling.activation)[0] for vector in vectors]
         seconds = range(firsts, self._plan.choices)
         return [cosine(self._vector(i if firsts > 1 else 0), self._vector(other)) for i, other in enumerate(seconds)]
 
@@ -147,6 +157,28 @@ class Ranks(VectorAnswer):
         return {"index": index, "relevance_score": score}
 
 
+class Classes(VectorAnswer):
+    """The answer to `/classify`."""
+
+    def _object(self) -> ClassList:
+        return {
+            "id": self._request,
+            "object": "list",
+            "created": self._plan.created,
+            "model": self._model.name,
+            "data": [self._classified(i) for i in range(self._plan.choices)],
+            "usage": self._usage(),
+        }
+
+    def _classified(self, number: int) -> Classified:
+        pooling, scores = self._model.info.pooling, self._vector(number).tolist()
+        assert pooling is not None, f"{self._request} is for vectors"
+        best = scores.index(max(scores))
+        label = pooling.labels[best] if pooling.labels else f"LABEL_{best}"
+        made = activated(scores, "none" if self.asked.raw else pooling.activation)
+        return {"index": number, "label": label, "probs": made, "num_classes": len(made)}
+
+
 # Sums are exact, so that all gateways write the same numbers.
 
 
@@ -163,8 +195,11 @@ def cosine(one: Vector, other: Vector) -> float:
     return math.fsum(a * b) / lengths if lengths else 0.0
 
 
-def activated(score: float, activation: str) -> float:
-    """A classifier's score as a probability, unless its model says that the score is what is asked for."""
+def activated(scores: list[float], activation: str) -> list[float]:
+    """A classifier's scores as probabilities, unless its model says that the scores are what is asked for."""
     if activation == "none":
-        return score
-    return 1.0 / (1.0 + math.exp(-score)) if score > -700.0 else 0.0
+        return scores
+    if activation == "sigmoid":
+        return [1.0 / (1.0 + math.exp(-score)) if score > -700.0 else 0.0 for score in scores]
+    powers = [math.exp(score - max(scores)) for score in scores]
+    return [power / math.fsum(powers) for power in powers]

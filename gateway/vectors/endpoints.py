@@ -17,6 +17,8 @@ from gateway.gateway import Gateway
 from gateway.http.headers import Caller, Position
 from gateway.pool_client.following import Generation
 from gateway.schemas.vectors import (
+    ClassifyRequest,
+    ClassList,
     EmbeddingList,
     EmbeddingRequest,
     PairFields,
@@ -99,15 +101,13 @@ class Embeddings(_Vectors[EmbeddingRequest]):
         self, fields: EmbeddingRequest, pooling: Pooling, inputs: VectorInputs
     ) -> tuple[VectorPlan, str, Sequence[EncodedText]]:
         if pooling.kind != "embed":
-            text = f"This model is {pooling.noun}, which makes no embeddings; use /v1/score or /v1/rerank."
+            text = f"This model is {pooling.noun}, which makes no embeddings; use {pooling.routes}."
             raise ApiError(Kind.INVALID, text, "model")
         size = fields.dimensions or 0
         if size:
             _check_dimensions(size, pooling)
-        prompt, keep = inputs.prompt(fields.prompt_name), fields.truncate_prompt_tokens
-        texts = [prompt + one for one in fields.input if isinstance(one, str)]
-        encoded = iter(inputs.encoded(texts, "input", keep, fields.add_special_tokens is not False))
-        found = [next(encoded) if isinstance(one, str) else inputs.given(one, "input", keep) for one in fields.input]
+        prompt, special = inputs.prompt(fields.prompt_name), fields.add_special_tokens is not False
+        found = inputs.mixed(fields.input, fields.truncate_prompt_tokens, special, prompt)
         return VectorPlan(size if size < pooling.size else 0, fields.encoding_format == "base64"), "input", found
 
 
@@ -124,8 +124,8 @@ class _Pairs(_Vectors[P]):
         if pooling.kind == "embed":
             return len(firsts), inputs.encoded([*firsts, *seconds], param, keep)
         if pooling.size > 1:
-            text = f"This model is a classifier of {pooling.size} classes; scores are made by one of a single class."
-            raise ApiError(Kind.INVALID, text, "model")
+            text = f"This model is a classifier of {pooling.size} classes; scores are made by one of a single class"
+            raise ApiError(Kind.INVALID, f"{text}; use /classify.", "model")
         firsts = firsts if len(firsts) > 1 else firsts * len(seconds)
         pairs = [inputs.pair(one, other, fields.instruction) for one, other in zip(firsts, seconds, strict=True)]
         return 0, inputs.encoded(pairs, param, keep, special=not pooling.yes_no)
@@ -178,6 +178,30 @@ class Rerank(_Pairs[RerankRequest]):
         firsts, found = self.read(fields, pooling, inputs, [query], documents, "documents")
         kept = [] if fields.return_documents is False else fields.documents
         return VectorPlan(firsts=firsts, documents=kept, top=fields.top_n or 0), "documents", found
+
+
+class Classify(_Vectors[ClassifyRequest]):
+    """Says of which class each text is, as vLLM's route of this name."""
+
+    name = "classify"
+    path = "/classify"
+    kind = AnswerKind.CLASSIFY
+    schema = ClassifyRequest
+    answer_type = ClassList
+    answers = answer.Classes
+    batched = False
+
+    def count(self, fields: ClassifyRequest) -> int:
+        return len(fields.input)
+
+    def texts(
+        self, fields: ClassifyRequest, pooling: Pooling, inputs: VectorInputs
+    ) -> tuple[VectorPlan, str, Sequence[EncodedText]]:
+        if pooling.kind != "classify":
+            text = f"This model is {pooling.noun}, which knows no classes; use {pooling.routes}."
+            raise ApiError(Kind.INVALID, text, "model")
+        found = inputs.mixed(fields.input, fields.truncate_prompt_tokens, fields.add_special_tokens is not False)
+        return VectorPlan(raw=fields.use_activation is False), "input", found
 
 
 def _check_dimensions(size: int, pooling: Pooling) -> None:

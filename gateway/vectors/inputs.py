@@ -41,6 +41,13 @@ class VectorInputs:
             self.check_length(len(one.ids), param)
         return found
 
+    def mixed(
+        self, values: Sequence[str | list[int]], keep: int | None, special: bool, prompt: str = ""
+    ) -> list[EncodedText]:
+        """The token ids of the field `input`: texts, with `prompt` before each, or token ids; see `encoded`."""
+        texts = iter(self.encoded([prompt + one for one in values if isinstance(one, str)], "input", keep, special))
+        return [next(texts) if isinstance(one, str) else self.given(one, "input", keep) for one in values]
+
     def given(self, ids: list[int], param: str, keep: int | None) -> EncodedText:
         """A text that the client has sent as token ids; see `encoded`."""
         kept = ids[: self._most(keep)]

@@ -35,7 +35,6 @@ from load.bench.drafts import drafts
 from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
-from load.bench.shapes import FORMATS
 from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
@@ -117,7 +116,6 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = parser_of("load.bench", __doc__ or "", about)
     add_options(parser, Options)
-    parser.add_argument("--format", choices=FORMATS, help="quantize the random weights of --shape in this format")
     parser.add_argument("--weights", default="auto", choices=["auto", "dtype", "int8"])
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=["auto", "float32", "bfloat16", "int8_per_token_head"]
@@ -136,7 +134,6 @@ def main(arguments: list[str] | None = None, scale: Scale = FULL) -> int:
         Options(**chosen(Options, given)),
         Budget(60 * given.minutes),
         scale,
-        given.format,
         weights=given.weights,
         kv_cache_dtype=given.kv_cache_dtype,
         fast_path=not given.stock,

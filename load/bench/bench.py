@@ -53,7 +53,7 @@ class PartResult:
 class Bench:
     """The engine, which is loaded when it is first used; `release` gives its memory back to a part that needs it.
 
-    Random weights are quantized in the format `form` if it is given. `settings`: further ones of the engine.
+    `settings`: further ones of the engine.
     """
 
     def __init__(
@@ -61,10 +61,9 @@ class Bench:
         options: Options,
         budget: Budget,
         scale: Scale = FULL,
-        form: str | None = None,
         **settings: Any,
     ) -> None:
-        shape = options.shape
+        shape, form = options.shape, options.format
         self.scale, self.plan, self.budget = scale, SHAPES[shape] if shape else DEFAULT_PLAN, budget
         self.options = options
         self.settings = replace(options.settings, max_model_len=self.plan.max_model_len, **settings)
@@ -72,8 +71,8 @@ class Bench:
         self.dtype = devices.choose_dtype(self.settings, self.device)
         if self._on_cuda:
             devices.forbid_shortcuts()  # before anything is multiplied
-        self.folder = None if shape else model_folder(options)
-        self._form = FORMATS[form] if form else None
+        self._form = FORMATS.get(form)
+        self.folder = None if shape and (self._form or not form) else model_folder(options)
         self.name = "-".join(filter(None, (shape, form))) or (self.folder.name if self.folder else "")
         self._engine: Engine | None = None
 

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,49 +16,75 @@ from unittest.mock import patch
 from load.bench.bench import CUT, Bench, PartResult
 from load.report import table
 from services.engine.engine import Engine
-from services.messages import Claim
+from services.messages import Claim, Iteration, IterationResult
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
 from services.scheduling import CostModel, Knobs, Scheduler
-from services.scheduling.drafting import Drafting
+from services.scheduling.drafting import FORCED, Drafting
 from services.text.tokenizer import Tokenizer
 
 MOST = 16  # tokens of a draft, as `speculative_config=auto` allows
 SHARES = (0.0, 0.5, 0.9, 1.0)
 TURNS = 2  # of which the best counts
-PROMPT, OUTPUT = 64, 48  # tokens of a request with scripted guesses
-ANSWER = 128  # most tokens of an answer to a real text
+PROMPT = 64  # tokens of a request with scripted guesses
+ANSWER = 128  # most tokens of an answer
+LEAST = 24  # tokens of an answer that are computed however long it takes
+SECONDS = 150.0  # of all cells together, on a machine that computes LEAST tokens in less than its part of them
 TARGET = 0.18  # seconds between tokens, as on a CPU by default
 ROOT = Path(__file__).parents[2]
 TEXTS = {
     "editing": ("Replace each `name` by `label` in this file, and return the whole file:\n\n{}", "**/[c-s]*.py", 1500),
     "summary": ("Summarize this text, with quotations:\n\n{}", "docs/[a-m]*.md", 2000),
     "chat": ("{}", "", 0),
+    "schema": ("Describe a {}.", "", 0),
 }
-CHATS = ("Write a story about a fox.", "Explain photosynthesis.", "Why is the sky blue?", "What is recursion?")
-AGAIN = "Please: {}"  # how a text was asked about before
-FIELDS = ("title_of_the_document", "name_of_the_author", "language_of_the_text", "number_of_pages")
-SCHEMA = {
-    "type": "object",
-    "properties": {name: {"type": "string", "maxLength": 12} for name in FIELDS},
-    "required": list(FIELDS),
-    "additionalProperties": False,
+SUBJECTS = {
+    "chat": ("Write a story about a fox.", "Explain photosynthesis.", "Why is the sky blue?", "What is recursion?"),
+    "schema": ("book", "play", "film", "song"),
 }
+FIELDS = {  # names that take more tokens than what is between them
+    "title_of_the_document": {"type": "string", "maxLength": 12},
+    "number_of_pages_of_the_first_printed_edition": {"type": "integer", "minimum": 1, "maximum": 999},
+    "is_available_in_the_public_library_of_the_town": {"type": "boolean"},
+    "can_be_understood_by_children_without_any_help": {"type": "boolean"},
+    "was_translated_into_another_language_before_the_war": {"type": "boolean"},
+}
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+LEAST_GAIN = 0.97  # of any cell; and that of some, by what is drafted and the number of streams
+GAINS = {
+    ("editing", 1): 2.0,
+    ("editing", 8): 1.2,
+    ("summary", 1): 1.3,
+    ("schema", 1): 1.5,  # more than half of its tokens are forced
+}
+OF_1B = {("0.9 right", 1): 3.0}  # where eight rows cost little more than one
 
 
 @dataclass(slots=True)
 class Ran:
-    """A run of some requests. `seconds` and `tokens` are those of iterations without prompts."""
+    """A run of some requests. All but `outputs` is that of iterations without prompts; a request counts once in each.
+    `forced` are guesses that follow from a grammar."""
 
     outputs: dict[str, list[int]]
-    seconds: float
-    tokens: int
-    guesses: float
-    right: float
+    seconds: float = 0.0
+    tokens: int = 0
+    guesses: int = 0
+    right: int = 0
+    forced: int = 0
+    iterations: int = 0
+    requests: int = 0
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
+
+    def count(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
+        self.seconds += seconds
+        self.iterations += 1
+        self.requests += len(iteration.scheduled)
+        self.tokens += result.num_tokens
+        self.guesses += sum(map(len, iteration.drafts.values()))
+        self.right += result.num_tokens - len(result.tokens)
 
 
 def drafts(bench: Bench) -> PartResult:
@@ -69,94 +95,139 @@ def drafts(bench: Bench) -> PartResult:
     cost, ends = CostModel(), frozenset[int]()
     if bench.folder:
         ends = ModelInfo.load(bench.folder, bench.options.cache_dir).eos_token_ids
-    for kind, before, claims, share in _kinds(bench):
+    cells = list(_cells(bench))
+    gains = GAINS | (OF_1B if bench.options.shape == "llama-1b" else {})
+    for kind, streams, claims, share in cells:
         if bench.budget.spent:
             break
-        rows.append(_compare(kind, engine, before, claims, cost, share, ends if share is None else ()))
-    header = ["drafts", "streams", "tokens/s without", "with", "gain", "expected", "guesses", "right"]
+        cell = Cell(engine, claims, streams, cost, ends if share is None else frozenset(), SECONDS / len(cells))
+        rows.append([kind, streams, *cell.measure(kind, share), f"{gains.get((kind, streams), LEAST_GAIN):g}"])
+    header = [
+        "drafts",
+        "streams",
+        "without",
+        "with",
+        "gain",
+        "forecast",
+        "drafted",
+        "right",
+        "forced",
+        "tokens",
+        "least",
+    ]
     text = table(header, rows) + (f"\n\n{CUT}" if bench.budget.spent else "")
     return PartResult(text, [dict(zip(header, row, strict=True)) for row in rows])
 
 
-def _kinds(bench: Bench) -> Iterator[tuple[str, list[Claim], list[Claim], float | None]]:
-    """What is measured: its name, what is asked before, requests, and the share of guesses that are right; None for
+def _cells(bench: Bench) -> Iterator[tuple[str, int, list[Claim], float | None]]:
+    """What is measured: its name, how many streams, their requests, and the share of guesses that are right; None for
     drafts as they are."""
     prompts = [random.Random(i).choices(range(10, 250), k=PROMPT) for i in range(max(bench.scale.drafted))]
     for streams in bench.scale.drafted:
-        if bench.folder:
-            for kind, before, claims in _texts(Tokenizer.load(bench.folder), streams):
-                yield kind, before, claims, None
         for share in SHARES:
-            claims = [_claim(i, prompt, OUTPUT) for i, prompt in enumerate(prompts[:streams])]
-            yield f"{share:g} right", [], claims, share
+            yield f"{share:g} right", streams, [_claim(i, prompts[i]) for i in range(streams)], share
+        if bench.folder:
+            for kind, claims in _texts(Tokenizer.load(bench.folder), max(streams, 3)):
+                yield kind, streams, claims, None
 
 
-def _claim(i: int, prompt: list[int], most: int, **sampling: Any) -> Claim:
-    return Claim(str(i), float(i), prompt, [], SamplingParams(most, temperature=0.0, **sampling), remember=True)
+def _claim(i: int, prompt: list[int], **sampling: Any) -> Claim:
+    return Claim(str(i), float(i), prompt, [], SamplingParams(ANSWER, temperature=0.0, **sampling), remember=True)
 
 
-def _texts(tokenizer: Tokenizer, streams: int) -> Iterator[tuple[str, list[Claim], list[Claim]]]:
-    """Requests with files of this repository, under a schema, and after the same questions in other words."""
-
-    def encode(text: str) -> list[int]:
-        message = [{"role": "user", "content": text}]
-        return tokenizer.encode(tokenizer.apply_chat_template(message), add_special_tokens=False)
-
+def _texts(tokenizer: Tokenizer, count: int) -> Iterator[tuple[str, list[Claim]]]:
+    """So many requests of each kind: with files of this repository, questions, and under a schema."""
+    grammar = {"grammar": json.dumps({"grammars": [{"json_schema": SCHEMA}]})}
     for kind, (question, pattern, length) in TEXTS.items():
         files = sorted(ROOT.glob(pattern)) if pattern else []
-        texts = [file.read_text()[:length] for file in files if file.stat().st_size > length] or list(CHATS)
-        prompts = [encode(question.format(text)) for text in texts[:streams]]
-        yield kind, [], [_claim(i, prompts[i % len(prompts)], ANSWER) for i in range(streams)]
-    grammar = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    schema = [_claim(i, encode("Describe a book."), ANSWER, grammar=grammar) for i in range(streams)]
-    yield "schema", [], schema
-    asked = [_claim(-1 - i, encode(AGAIN.format(text)), ANSWER) for i, text in enumerate(CHATS)]
-    yield "chat again", asked, [_claim(i, encode(CHATS[i % len(CHATS)]), ANSWER) for i in range(streams)]
-    yield "schema again", [_claim(-1, encode("Describe a play."), ANSWER, grammar=grammar)], schema
+        long = [text[:length] for file in files if len(text := file.read_text()) > length]
+        texts = (long or list(SUBJECTS[kind]))[:count]
+        messages = [[{"role": "user", "content": question.format(text)}] for text in texts]
+        chats = [tokenizer.apply_chat_template(message) for message in messages]
+        prompts = [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
+        more = grammar if kind == "schema" else {}
+        yield kind, [_claim(i, prompts[i % len(prompts)], **more) for i in range(count)]
 
 
-def _compare(
-    kind: str,
-    engine: Engine,
-    before: Sequence[Claim],
-    claims: Sequence[Claim],
-    cost: CostModel,
-    share: float | None = None,
-    ends: Collection[int] = (),
-) -> list[Any]:
-    without = [_run(engine, before, claims, cost, 0, ends)]
-    outputs = without[0].outputs
-    answers = {tuple(claim.prompt): outputs[claim.id] for claim in claims}
-    given = []
-    for turn in range(TURNS):
-        with _scripted(answers, share):
-            given.append(_run(engine, before, claims, cost, MOST, ends))
-        if turn:
-            without.append(_run(engine, before, claims, cost, 0, ends))
-    for ran in (*without, *given):
-        assert ran.outputs == outputs, f"{kind}: drafts changed tokens"
-    slow, fast = (max(ran.rate for ran in runs) for runs in (without, given))
-    ran = given[-1]
-    expected = _expected(cost, len(claims), ran)
-    return [
-        kind,
-        len(claims),
-        f"{slow:.1f}",
-        f"{fast:.1f}",
-        f"{fast / slow:.2f}",
-        f"{expected:.2f}",
-        int(ran.guesses),
-        int(ran.right),
-    ]
+class Cell:
+    """Requests of which so many run at a time, for about so many seconds, without drafts and with them in turn."""
 
+    def __init__(
+        self,
+        engine: Engine,
+        claims: Sequence[Claim],
+        streams: int,
+        cost: CostModel,
+        ends: Collection[int],
+        seconds: float,
+    ) -> None:
+        self._engine, self._claims, self._streams, self._cost, self._ends = engine, claims, streams, cost, ends
+        self._each = seconds / (2 * TURNS + 1) * streams / len(claims)  # of a request; the rest is for prompts
 
-def _expected(cost: CostModel, streams: int, ran: Ran) -> float:
-    """The gain by the cost model, if its iterations had as many guesses each as these had on average."""
-    context = PROMPT + OUTPUT // 2
-    iterations = max(1.0, (ran.tokens - ran.right) / streams)
-    tokens = streams + ran.guesses / iterations
-    plain = cost.seconds(streams, streams * context)
-    return (ran.tokens / iterations / streams) * plain / cost.seconds(round(tokens), round(tokens * context))
+    def measure(self, kind: str, share: float | None) -> list[Any]:
+        first = self._run(0, self._each)
+        self._claims = [
+            replace(c, sampling=replace(c.sampling, max_new_tokens=len(first.outputs[c.id]))) for c in self._claims
+        ]
+        answers = {tuple(claim.prompt): first.outputs[claim.id] for claim in self._claims}
+        without, given = [first], list[Ran]()
+        for turn in range(TURNS):
+            with _scripted(answers, share):
+                given.append(self._run(MOST))
+            if turn:
+                without.append(self._run(0))
+        for ran in (*without, *given):
+            assert ran.outputs == first.outputs, f"{kind}: drafts changed tokens"
+        slow, fast, ran = *(max(ran.rate for ran in runs) for runs in (without, given)), given[-1]
+        gains = [f"{slow:.1f}", f"{fast:.1f}", f"{fast / slow:.2f}", f"{self._forecast(ran):.2f}"]
+        return [*gains, ran.guesses, ran.right, ran.forced, ran.tokens]
+
+    def _forecast(self, ran: Ran) -> float:
+        """The gain by the cost model, if iterations had as many requests and guesses each as these had on average."""
+        context = sum(len(claim.prompt) + claim.sampling.max_new_tokens / 2 for claim in self._claims) / len(
+            self._claims
+        )
+        requests, tokens = (n / ran.iterations for n in (ran.requests, ran.requests + ran.guesses))
+        plain, drafted = (self._cost.seconds(round(n), round(n * context)) for n in (requests, tokens))
+        return ran.tokens / ran.requests * plain / drafted
+
+    def _run(self, most: int, each: float = inf) -> Ran:
+        """Run the requests, each of them for so many seconds at most. Their prompts are computed once, and cached."""
+        knobs = Knobs(
+            max_batch_size=self._streams,
+            tbt_target=TARGET,
+            stretch_target=True,
+            admission="on_demand",
+            num_speculative_tokens=most,
+            prefix_caching=True,
+        )
+        engine = self._engine
+        scheduler = Scheduler(
+            epoch="e",
+            figures=engine.figures,
+            knobs=knobs,
+            eos_token_ids=self._ends,
+            cost=self._cost,
+            cached_blocks=engine.block_names,
+        )
+        engine.reset("e")
+        scheduler.add(list(self._claims))
+        ran, since = Ran({claim.id: [] for claim in self._claims}), dict[str, float]()
+        while iteration := scheduler.select():
+            entries = {id: scheduler.find(id) for id in iteration.drafts}
+            forced = [id for id, e in entries.items() if e and e.drafting and e.drafting.length == FORCED]
+            began = time.perf_counter()
+            result = engine.run(iteration)
+            scheduler.update(result)
+            if not iteration.new and all(count == 1 for count in iteration.scheduled.values()):
+                ran.count(iteration, result, time.perf_counter() - began)
+                ran.forced += sum(len(iteration.drafts[id]) for id in forced)
+            for commit in scheduler.take_commits():
+                output = ran.outputs[commit.id]
+                output += commit.tokens
+                if ran.seconds > since.setdefault(commit.id, ran.seconds) + each and len(output) >= LEAST:
+                    scheduler.cancel([commit.id])
+        return ran
 
 
 @contextmanager
@@ -171,44 +242,3 @@ def _scripted(answers: dict[tuple[int, ...], list[int]], share: float | None) ->
 
     with nullcontext() if share is None else patch.object(Drafting, "find", scripted):
         yield
-
-
-def _run(
-    engine: Engine,
-    before: Sequence[Claim],
-    claims: Sequence[Claim],
-    cost: CostModel,
-    most: int,
-    ends: Collection[int],
-) -> Ran:
-    """Run `claims` after the requests of `before` have ended."""
-    knobs = Knobs(
-        max_batch_size=len(claims),
-        tbt_target=TARGET,
-        stretch_target=True,
-        admission="on_demand",
-        num_speculative_tokens=most,
-        remember_seconds=inf,
-    )
-    scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs, eos_token_ids=ends, cost=cost)
-    engine.reset("e")
-    scheduler.add(list(before))
-    while iteration := scheduler.select():
-        scheduler.update(engine.run(iteration))
-    scheduler.take_commits()
-    scheduler.take_counters()
-    scheduler.add(list(claims))
-    outputs: dict[str, list[int]] = {claim.id: [] for claim in claims}
-    seconds, tokens = 0.0, 0
-    while iteration := scheduler.select():
-        began = time.perf_counter()
-        result = engine.run(iteration)
-        scheduler.update(result)
-        if not iteration.new and all(count == 1 for count in iteration.scheduled.values()):
-            seconds += time.perf_counter() - began
-            tokens += result.num_tokens
-        for commit in scheduler.take_commits():
-            outputs[commit.id] += commit.tokens
-    counted = scheduler.take_counters()
-    guesses, right = (counted.get(f"vllm:spec_decode_num_{name}_tokens", 0.0) for name in ("draft", "accepted"))
-    return Ran(outputs, seconds, tokens, guesses, right)

@@ -20,6 +20,7 @@ from load.chaos.site import (
     Site,
     loaded_engine,
     owning_schedulers,
+    seat_pids,
     some,
 )
 from load.server import OrcaServer, until
@@ -83,7 +84,7 @@ def _spare(title: str, what: str, used: Callable[[OrcaServer], list[int]]) -> Ca
 
 
 _spare_scheduler = _spare(SCHEDULER, "spare scheduler", owning_schedulers)
-_spare_engine = _spare(ENGINE, "spare engine", lambda server: [loaded_engine(server)])
+_spare_engine = _spare(ENGINE, "spare engine", lambda server: seat_pids(server.data_dir, "engine_pid"))
 _gateway = _one(GATEWAY, "gateway")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from load.arguments import option
 from load.chaos.aof import Transaction, read_transactions
@@ -19,17 +21,20 @@ from load.chaos.checker import Least
 from load.chaos.faults import FAULTS, Fault, signal_to, stop_for
 from load.chaos.history import Delivery, End, Record, Violation
 from load.chaos.site import Site, keep_history
-from load.chaos.workload import REASONS
+from load.chaos.workload import REASONS, naming, paper_prompts, poison, requests, vectors
 from load.random_adapter import write_adapter
 from load.server import OrcaServer, pool_servers, urls_of
+from load.trace import HttpRequest
 from services.files import user_cache
 from services.models import resolve
 from services.models.info import ModelInfo
 from services.models.linears import load_linears
 from services.pool.server.pool_server import PoolServer
-from services.pool.shards import shard_of
+from services.pool.shards import model_of, shard_of
+from services.settings.models import entries
 
 KEEP_ENDED = 3600.0  # seconds: the checker reads what ended before
+KEY = re.compile(rb"orca:\{([^}]*)\}:(?:seq:([^/]*))?")
 SHARD_OUTAGE = 8.0  # seconds for which a shard's server is stopped
 
 
@@ -41,11 +46,15 @@ class ChaosOptions:
     serve: Sequence[str] = ()
     seconds: float = option(300.0, "for how long streams are started")
     every: float = option(10.0, "seconds between faults")
-    streams: int = option(16, "streams open at any time")
-    pause: float = option(0.0, "seconds between a stream and the next one in its place")
+    streams: Sequence[int] = option((16,), "streams open at any time, of each model", type=int, nargs="+")
+    pause: Sequence[float] = option(
+        (0.0,), "seconds between a stream and the next one in its place, of each model", type=float, nargs="+"
+    )
     seed: int = option(0, "seed of the faults")
     length: int = option(40, "output tokens of a usual request")
-    model: str = option("default", "as `orca serve --model`")
+    model: Sequence[str] = option(
+        ("default",), "as `orca serve MODEL ...`; the first has the adapters", nargs="+", type=str
+    )
     engines: int = option(1, "of the own pool")
     tenants: int = option(3, "of the own pool, each with an API key of its own")
     refusals: Sequence[int] = option((408, 429), "statuses with which a request may end", type=int, nargs="*")
@@ -60,9 +69,10 @@ class ChaosOptions:
 
     @property
     def least(self) -> Least:
-        """One answer per minute for each stream, a quarter of the usual tokens for each answer, one fault in four times
-        `every` seconds: more than half of the time may be lost to faults."""
-        answers = max(1, int(self.streams * self.seconds / 60))
+        """Of each model: one answer per minute for each stream of the one with the fewest, a quarter of the usual
+        tokens for each answer, one fault in four times `every` seconds: more than half of the time may be lost to
+        faults."""
+        answers = max(1, int(min(self.streams) * self.seconds / 60))
         return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
 
 
@@ -90,9 +100,50 @@ class History:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model of the server: its entry in the setting `models`, the names by which its requests name it and its
+    adapters, its streams, and seconds between them. An empty name: requests name no model."""
+
+    entry: dict[str, Any]
+    names: Sequence[str]
+    vectors: bool
+    deadly_token: int
+    streams: int
+    pause: float
+
+    @classmethod
+    def of(cls, options: ChaosOptions, place: int) -> AskedModel:
+        """The model at this place of the options; writes its adapters."""
+        (entry,) = entries(options.model[place])
+        model, names = resolve(entry["model"], user_cache()), [f"model-{place}" if place else ""]
+        vectors = ModelInfo.load(model).pooling is not None
+        entry = ({} if vectors else REASONS) | ({"served_model_name": names} if place else {}) | entry
+        if options.adapters and not place:
+            linears = load_linears(model, user_cache())
+            folders = [options.folder / f"adapter-{number}" for number in range(options.adapters)]
+            for seed, folder in enumerate(folders):
+                write_adapter(folder, linears, seed, deviation=0.02)
+            names += [folder.name for folder in folders]
+            entry |= {"enable_lora": True, "lora_modules": [f"{folder.name}={folder}" for folder in folders]}
+        token = entry.get("deadly_token", options.deadly_token)
+        streams, pause = (given[min(place, len(given) - 1)] for given in (options.streams, options.pause))
+        return cls(entry, names, vectors, token, int(streams), pause)
+
+    def requests(self, options: ChaosOptions) -> list[HttpRequest]:
+        """All kinds of requests to it."""
+        if self.vectors:
+            return naming(vectors(self.deadly_token, paper_prompts()), self.names)
+        kinds = requests(options.length, self.deadly_token, paper_prompts(), constrained=True)
+        return naming([one for one in kinds if one.body["temperature"] > 0 or not options.sampled], self.names)
+
+    def poison(self) -> HttpRequest:
+        made = poison(self.deadly_token, self.vectors)
+        return replace(naming([made], self.names)[0], name=made.name)
+
+
 class Ground(ABC):
-    """Serves within `async with`. `faults`: all that there are, by name; `keys`: API keys of the clients, if any;
-    `vectors`: the model makes vectors."""
+    """Serves within `async with`. `faults`: all that there are, by name; `keys`: API keys of the clients, if any."""
 
     faults: dict[str, Fault]
     site: Site
@@ -100,12 +151,7 @@ class Ground(ABC):
 
     def __init__(self, options: ChaosOptions) -> None:
         self.options, self.data = options, options.folder / "data"
-        model = resolve(options.model, user_cache())
-        self.vectors = ModelInfo.load(model).pooling is not None
-        self.adapters = [f"adapter-{number}" for number in range(options.adapters)]
-        linears = load_linears(model, user_cache()) if self.adapters else {}
-        for seed, name in enumerate(self.adapters):
-            write_adapter(options.folder / name, linears, seed, deviation=0.02)
+        self.models = [AskedModel.of(options, place) for place in range(len(options.model))]
 
     async def __aenter__(self) -> Ground:
         self.data.mkdir()
@@ -132,10 +178,7 @@ class Ground(ABC):
 
     def _serve(self, flags: Sequence[str], port: int = 0) -> OrcaServer:
         options = self.options
-        common = ["--model", options.model, "--dtype", "float32", "--gateways", "2"]
-        common += [] if self.vectors else REASONS
-        if self.adapters:
-            common += ["--enable-lora", "--lora-modules", *(f"{one}={options.folder / one}" for one in self.adapters)]
+        common = [*(json.dumps(model.entry) for model in self.models), "--dtype", "float32", "--gateways", "2"]
         server = OrcaServer(self.data, *common, *flags, *options.serve, port=port, keep_ended=KEEP_ENDED)
         server.__enter__()
         return server
@@ -218,3 +261,24 @@ class Shards(Ground):
 def shards_of(records: Sequence[Record]) -> dict[int, int]:
     """The shard of each request of a client that was accepted."""
     return {record.request: shard_of(record.pool_id) for record in records if isinstance(record, Delivery | End)}
+
+
+def by_model(one: History) -> list[History]:
+    """The history of each model: what its pool did, and what clients saw of the requests that its pool has."""
+    tags = {pool: tag for t in one.transactions for pool, tag in [pool_and_tag(t)] if tag is not None}
+    if len({*tags.values()}) < 2:
+        return [one]
+    of, found = {r.request: model_of(r.pool_id) for r in one.records if isinstance(r, Delivery | End)}, []
+    for tag in sorted({*tags.values()}):
+        own = [record for record in one.records if of.get(record.request, "") == tag]
+        history = [t for t in one.transactions if tags.get(pool_and_tag(t)[0]) == tag]
+        note = f"{one.note}Model {tag or 'without a tag'}:\n"
+        found.append(replace(one, records=own, transactions=history, of=frozenset(r.request for r in own), note=note))
+    return found
+
+
+def pool_and_tag(transaction: Transaction) -> tuple[str, str | None]:
+    """The pool of a transaction, and the tag of its model if the transaction has a request."""
+    keys = [key for command in transaction.commands if len(command) > 1 and (key := KEY.match(command[1]))]
+    ids = [key[2].decode() for key in keys if key[2]]
+    return keys[0][1].decode() if keys else "", model_of(ids[0]) if ids else None

@@ -15,11 +15,11 @@ from itertools import pairwise
 from load.chaos import history
 from load.chaos.checker import Circumstances, Verdict, check
 from load.chaos.faults import Fault, plan
-from load.chaos.grounds import ChaosOptions, Ground, History, Injection
+from load.chaos.grounds import ChaosOptions, Ground, History, Injection, by_model
 from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.site import SCHEDULER, NoTarget, Site
 from load.chaos.streams import Outcome, Streams, recovery
-from load.chaos.workload import is_constrained, paper_prompts, poison, requests, vectors, with_adapters
+from load.chaos.workload import is_constrained
 from load.report import table
 from load.server import until
 from load.trace import HttpRequest
@@ -39,25 +39,26 @@ async def run(ground: Ground) -> bool:
     async with ground, open_session(ground.site.server.url) as session:
         with history.Recorder(clients, time.time) as recorder:
             streams = Streams(session, recorder, PATIENCE, ground.keys)
-            kinds = requests(options.length, options.deadly_token, paper_prompts(), constrained=True)
-            kinds = [one for one in kinds if one.body["temperature"] > 0 or not options.sampled]
-            if ground.vectors:
-                kinds = vectors(options.deadly_token, paper_prompts())
-            kinds = with_adapters(kinds, ground.adapters)
-            draw.shuffle(kinds)
+            kinds = [model.requests(options) for model in ground.models]
+            for each in kinds:
+                draw.shuffle(each)
 
             async def send_poison() -> None:
-                await streams.run(poison(options.deadly_token, ground.vectors))
+                await streams.run(draw.choice(ground.models).poison())
 
             ground.site.poison = send_poison
-            await streams.learn(kinds)
+            await streams.learn([one for each in kinds for one in each])
             watching = asyncio.create_task(watch_schedulers(ground, seen))
             injections = await under_load(ground, streams, kinds, draw)
         # requests without clients; what is left then is a violation
         await asyncio.to_thread(ground.site.server.until_idle, IDLE)
+        counted = await asyncio.to_thread(ground.site.server.metrics)
         watching.cancel()
     records = list(history.read(clients))
     histories = ground.histories(records, [injection for injection in injections if not injection.skipped])
+    histories = [own for history in histories for own in by_model(history)]
+    guesses, right = (counted.get(f"vllm:spec_decode_num_{name}_tokens_total", 0.0) for name in ("draft", "accepted"))
+    print(f"Drafts had {guesses:.0f} tokens, of which {right:.0f} were right.\n")
     held = [judge(options, one, injections, streams.outcomes, seen, draw) for one in histories]  # prints each
     return all(held)
 
@@ -83,17 +84,20 @@ def judge(
 
 
 async def under_load(
-    ground: Ground, streams: Streams, kinds: list[HttpRequest], draw: random.Random
+    ground: Ground, streams: Streams, kinds: list[list[HttpRequest]], draw: random.Random
 ) -> list[Injection]:
-    """Keep streams open for the time of the run and inject faults meanwhile; returns when all streams have ended."""
+    """Keep streams of each model open for the time of the run and inject faults meanwhile; `kinds` are the requests of
+    each. Returns when all streams have ended."""
     options, over = ground.options, asyncio.Event()
+    count = sum(model.streams for model in ground.models)
     kinds_of_faults = [ground.faults[name] for name in options.faults or ground.faults]
     faults = plan(kinds_of_faults, int(options.seconds / options.every), draw)
-    load = asyncio.create_task(streams.keep(kinds, options.streams, over, options.pause))
+    each = zip(ground.models, kinds, strict=True)
+    load = asyncio.gather(*(streams.keep(own, model.streams, over, model.pause) for model, own in each))
     try:
         began = time.monotonic()
         passing = asyncio.create_task(show_time(options.seconds))
-        injections = await inject_faults(ground.site, faults, options.every, options.seconds, streams, options.streams)
+        injections = await inject_faults(ground.site, faults, options.every, options.seconds, streams, count)
         await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
     finally:
         passing.cancel()
@@ -161,12 +165,12 @@ def print_results(
     options: ChaosOptions, injections: Sequence[Injection], outcomes: Sequence[Outcome], verdict: Verdict
 ) -> bool:
     """Print the tables and everything that is wrong; returns whether nothing is."""
-    least = options.least
+    least, streams = options.least, " + ".join(map(str, options.streams))
     refused = [o for o in outcomes if o.status in options.refusals]
     unexpected = [o for o in outcomes if o not in refused and is_unexpected(o)]
     skipped = Counter(f"{i.fault} ({i.skipped})" for i in injections if i.skipped)
     print(
-        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.streams} streams at any time, "
+        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {streams} streams at any time, "
         f"seed {options.seed}. A verdict needs {least.requests} answers, {least.tokens} tokens and {least.faults} "
         "faults under open streams.\n"
     )

@@ -42,15 +42,15 @@ DATE = r"[12][0-9]{3}-(0[1-9]|1[0-2])-[0-3][0-9]"
 COLOURS = ["red", "yellow and a little green", "blue"]
 SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "add_person": PERSON}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
-# flags of a server that writes calls in a format with tags, and whose template opens the reasoning if a request asks
+# settings of a model that writes calls in a format with tags, and whose template opens the reasoning if a request asks
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
-REASONS = ["--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3", "--chat-template", str(TEMPLATE)]
+REASONS = {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3", "chat_template": str(TEMPLATE)}
 
 
 def requests(length: int, never: int, prompts: Sequence[int] = (0,), constrained: bool = False) -> list[HttpRequest]:
     """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
     `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`. With `constrained`
-    also documents, tool calls and reasoning with a budget, for a server with the flags `REASONS`.
+    also documents, tool calls and reasoning with a budget, for a model with the settings `REASONS`.
 
     `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
     so that none is found in the prefix cache.
@@ -78,10 +78,10 @@ def vectors(never: int, prompts: Sequence[int]) -> list[HttpRequest]:
     return [HttpRequest(VECTORS, common | {"input": input}, name) for name, input in inputs.items()]
 
 
-def with_adapters(kinds: Sequence[HttpRequest], adapters: Sequence[str]) -> list[HttpRequest]:
-    """The requests with these adapters in turn, and each time after the last one with none."""
-    models = [{}, *({"model": adapter} for adapter in adapters)]
-    return [replace(one, body=one.body | models[number % len(models)]) for number, one in enumerate(kinds)]
+def naming(kinds: Sequence[HttpRequest], models: Sequence[str]) -> list[HttpRequest]:
+    """The requests with these models, or adapters, in turn; an empty one is not named."""
+    asked = ((one, models[number % len(models)]) for number, one in enumerate(kinds))
+    return [replace(o, body=o.body | {"model": name}, name=f"{o.name}, {name}") if name else o for o, name in asked]
 
 
 def poison(token: int, for_vectors: bool = False) -> HttpRequest:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from load.arguments import add_options, chosen, parser_of
+from load.bench.shapes import FORMATS
 from load.evaluation.bench import SECONDS, Bench, Peers
 from load.evaluation.parts import PARTS
 from load.evaluation.results import measured, save, write
 from load.options import Options, model_folder
+from load.random_model import GGUF
 from load.server import ROOT
 from services.engine.startup import devices
 from services.progress import Bar, print_beside
 
 OUT = ROOT / "docs" / "evaluation"
-NAMED = "peers"  # the part that needs other servers
+NAMED = ("peers", "sizes")  # the parts beside other servers
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,16 +34,18 @@ def main(arguments: list[str] | None = None) -> None:
         add_options(parser, kind)
     given = parser.parse_args(arguments)
     options, peers = Options(**chosen(Options, given)), Peers(**chosen(Peers, given))
-    if NAMED in (given.part or ()) and not peers:
-        parser.error(f"--part {NAMED} needs --vllm-python PATH, or --llama-server PATH with --gguf FILE")
-    if bool(peers.llama_server) != bool(peers.gguf):
-        parser.error("--llama-server PATH and --gguf FILE belong together")
+    if "peers" in (given.part or ()) and not peers:
+        parser.error("--part peers needs --vllm-python PATH or --llama-server PATH")
+    if options.format and (not options.shape or options.format in FORMATS):
+        parser.error(f"--format is of the random weights of --shape, one of {', '.join(GGUF)}")
+    if peers.llama_server and not peers.gguf and not options.shape and given.part != ["sizes"]:
+        parser.error("--llama-server PATH needs --gguf FILE, or --shape, whose random weights are stored in one")
     if not given.draw:
         folder = model_folder(options)  # downloads it before anything is measured
         device = devices.name(devices.choose_device(options.settings))
         model = f"{folder.name} in {options.weights_dtype} on {device}"
         bench = Bench(options, given.seconds, peers)
-        parts = given.part or [name for name in PARTS if name != NAMED or peers]
+        parts = given.part or [name for name in PARTS if name not in NAMED or peers]
         for name in (bar := Bar(parts, unit="parts")):
             bar.set_description_str(name)
             result = measured(name, model, bench)

@@ -14,7 +14,7 @@ from typing import Any
 
 from load.arguments import option
 from load.in_process import Engine, Setup, run_in_process
-from load.options import Options, load_as_served, model_folder, release_memory
+from load.options import Options, load_as_served, model_folder, release_memory, served
 from load.over_http import run_over_http
 from load.plots import Panel
 from load.processes import busy_seconds, by_kind
@@ -43,7 +43,7 @@ class Peers:
     """Other servers that are measured if they are named."""
 
     vllm_python: Path | None = option(None, "an interpreter that has vLLM", type=Path, metavar="PATH")
-    llama_server: Path | None = option(None, "llama.cpp's server; needs --gguf", type=Path, metavar="PATH")
+    llama_server: Path | None = option(None, "llama.cpp's server; needs --gguf or --shape", type=Path, metavar="PATH")
     gguf: Path | None = option(None, "what llama.cpp's server and ours beside it serve", type=Path, metavar="FILE")
 
     def __bool__(self) -> bool:
@@ -83,8 +83,7 @@ class Bench:
         """`orca serve` on the model with these flags, ready; with `spares` it starts nothing more."""
         self.release()
         options = self.options
-        name = str(model_folder(options)) if options.shape else options.model
-        model = ["--model", name, "--device", options.device, "--dtype", options.dtype]
+        model = ["--model", served(options), "--device", options.device, "--dtype", options.dtype]
         with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags, ready=READY) as server:
             if spares:
                 server.until_spares()

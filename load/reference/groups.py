@@ -83,7 +83,9 @@ class GroupRules:
         self._ended.remove(group)
         del self._groups[group.request]
         for id in group.ids:
-            del self._sequences[id]
+            sequence = self._sequences.pop(id)
+            if group.remember and sequence.seat and sequence.seat.epoch is not None:
+                sequence.seat.forgotten.add(id)
         self._free_key(group)
 
     def _free_key(self, group: Group) -> None:
@@ -136,7 +138,7 @@ class GroupRules:
 
     def _end(self, sequence: Sequence, end: End) -> None:
         """End a sequence, which the caller has removed from its queue or its seat."""
-        sequence.end, sequence.seat = end, None
+        sequence.end = end
         self._queue_event(sequence, TokenEvent(sequence.id, len(sequence.tokens), None, end=end))
         for gateway in self._gateways.values():
             gateway.listening.discard(sequence.id)

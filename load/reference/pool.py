@@ -268,6 +268,8 @@ class ReferencePool(SeatRules):
         requeued += self._reclaim_expired()
         overdue = self._end_overdue()
         reply.claimed = [] if reply.lost or self._is_surplus(seat.name) else self._claim(seat, exchange.room)
+        reply.forgotten = sorted(seat.forgotten)
+        seat.forgotten.clear()
         self._publish_events()
         seat.call, seat.reply, seat.gauges, seat.summary = exchange.call, reply, exchange.gauges, exchange.summary
         if exchange.figures:

@@ -115,7 +115,8 @@ class SeatRules(BoundRules):
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)
         claims = [self._sequences[id].claim(self._now) for id in reply.claimed]
         surplus = self._is_surplus(seat.name)
-        return ExchangeReply(True, claims, cancelled, sorted(reply.foreign), dict(reply.lacking), reply.lost, surplus)
+        foreign, lacking = sorted(reply.foreign), dict(reply.lacking)
+        return ExchangeReply(True, claims, cancelled, foreign, lacking, reply.lost, surplus, reply.forgotten)
 
     # --- ownership ---
 
@@ -145,6 +146,7 @@ class SeatRules(BoundRules):
         """Take the seat from its owner and requeue what it runs; `taken` as for `_requeue`. Returns how many sequences
         wait again."""
         (running, seat.running), epoch = (seat.running, {}), seat.epoch
+        seat.forgotten.clear()
         seat.epoch, seat.owner, seat.idle, seat.vacant_since = None, "", False, self._now
         self._bells[seat.name].rung = False
         return sum(self._requeue(sequence, seat.name, epoch, taken) for sequence in running.values())

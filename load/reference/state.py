@@ -50,7 +50,7 @@ class Sequence:
     new: NewSequence
     group: Group
     rank: int
-    seat: Seat | None = None  # the seat that runs it
+    seat: Seat | None = None  # the last seat that ran it, unless it waits again
     cancelled: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -148,11 +148,12 @@ class LastReply:
     foreign: set[str] = field(default_factory=set)
     lacking: dict[str, int] = field(default_factory=dict)
     lost: bool = False
+    forgotten: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Seat:
-    """As the keys `seat:<seat>` and `running:<seat>`."""
+    """As the keys `seat:<seat>`, `running:<seat>` and `forgotten:<seat>`."""
 
     name: str
     epoch: str | None = None
@@ -162,6 +163,7 @@ class Seat:
     call: int = 0
     reply: LastReply = field(default_factory=LastReply)
     running: dict[str, Sequence] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
     vacant_since: float = 0.0
     idle: bool = False
     figures: EngineFigures | None = None

@@ -24,17 +24,26 @@ def figures_of(num_slots: int, max_model_len: int) -> EngineFigures:
 
 
 def run_simulated(
-    requests: Sequence[Request], cost: Cost, figures: EngineFigures, setup: Setup, recording: Recording | None = None
+    requests: Sequence[Request],
+    cost: Cost,
+    figures: EngineFigures,
+    setup: Setup,
+    recording: Recording | None = None,
+    accepted: float = 0.0,
 ) -> list[Answer]:
-    """Run `requests` on one engine, to their ends."""
-    return run_in_virtual_time(_run(requests, cost, figures, setup, recording))
+    """Run `requests` on one engine, to their ends. `accepted`: the probability that a guess of a draft is right."""
+    return run_in_virtual_time(_run(requests, VirtualEngine(cost, accepted), figures, setup, recording))
 
 
 async def _run(
-    requests: Sequence[Request], cost: Cost, figures: EngineFigures, setup: Setup, recording: Recording | None
+    requests: Sequence[Request],
+    engine: VirtualEngine,
+    figures: EngineFigures,
+    setup: Setup,
+    recording: Recording | None,
 ) -> list[Answer]:
-    pool, engines = LocalPool(), [VirtualEngine(cost)]
-    async with recording or contextlib.nullcontext(), Served(pool, engines, figures, setup, recording=recording):
+    pool = LocalPool()
+    async with recording or contextlib.nullcontext(), Served(pool, [engine], figures, setup, recording=recording):
         return await run_trace(pool, requests)
 
 

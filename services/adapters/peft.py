@@ -113,6 +113,8 @@ def _config(folder: Path) -> dict[str, Any]:
         config = read_json(folder / CONFIG)
     except ModelError as error:
         raise ValueError(str(error)) from None
+    if config is None and not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     if config is None:
         raise ValueError(f"{folder} is no adapter of PEFT: it has no {CONFIG}")
     return config

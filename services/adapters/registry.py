@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from filelock import FileLock
 
 from services import wire
+from services.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,20 @@ class Registry:
         if any(each.digest == digest for each in self.adapters.values()):
             return self
         return replace(self, unnamed=self.unnamed | {digest: time.time()})
+
+    def keep(self, file: Path) -> None:
+        """Keep it in a file, durably, unless a later one is there. Raises OSError."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):
+            if self.version > Registry.kept(file).version:
+                write_atomically(file, self.pack())
+
+    @classmethod
+    def kept(cls, file: Path) -> Registry:
+        """The one in a file; an empty one if there is none. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return cls.unpack(file.read_bytes())
+        return cls()
 
     def pack(self) -> bytes:
         return wire.pack(self)

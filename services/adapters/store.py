@@ -32,6 +32,11 @@ def folder_of(files: Path, digest: str) -> Path:
     return files / "adapters" / digest
 
 
+def registry_of(files: Path, pool: str) -> Path:
+    """Return the file that has the registry of the pool of this name, for the day on which the pool has lost it."""
+    return files / "adapters" / f"{hashlib.sha256(pool.encode()).hexdigest()[:16]}.registry"
+
+
 @contextlib.contextmanager
 def locked(files: Path, alone: bool = False) -> Iterator[None]:
     """Hold the lock of the adapters' folder. Raises BlockingIOError if it cannot be held at once."""

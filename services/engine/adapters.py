@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,9 @@ class LowRankLayer:
     changed: frozenset[str]  # the linear layers that these products consist of
 
 
+NO_CHANGE = LowRankLayer(None, None, None, None, frozenset())
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter's parts by the names of the model's linear layers, which transformers' own layers need; or what it
@@ -44,18 +48,23 @@ class Adapter:
 class AdapterSlots(Protocol):
     """The adapters of a decoder, which batches name by their digests."""
 
-    def put(self, digest: str, adapter: Adapter) -> None: ...
+    def put(self, digest: str, adapter: Adapter) -> None:
+        """May run in another thread than all else."""
+        ...
 
     def drop(self, digest: str) -> None: ...
 
 
 class Adapters:
-    """Reads adapters when requests need them. Of those that no request has, the ones that were needed last stay."""
+    """Reads adapters, in a thread, before requests need them, or when they do. Of those that no request has, the ones
+    that were needed last stay."""
 
     def __init__(self, slots: AdapterSlots, read: Callable[[str], Adapter], most: int) -> None:
         """`read` raises ValueError. `most`: bytes of those in memory; there are more only while requests have them."""
         self._slots, self._read, self._most = slots, read, most
         self._loaded: dict[str, int] = {}  # bytes by digest, the one that was needed longest ago first
+        self._reading: dict[str, Future[int]] = {}  # those that no request has needed yet
+        self._reader = ThreadPoolExecutor(1, "adapters")
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._loaded
@@ -63,14 +72,30 @@ class Adapters:
     def need(self, digest: str) -> str:
         """Have this adapter in memory. Returns why that cannot be; empty: it is there."""
         if digest not in self._loaded:
+            reading = self._reading.pop(digest, None) or self._reader.submit(self._put, digest)
             try:
-                adapter = self._read(digest)
-            except (ValueError, OSError) as error:
+                self._loaded[digest] = reading.result()
+            except (ValueError, OSError, torch.OutOfMemoryError) as error:
                 return f"the adapter {digest[:12]} cannot be read: {error}"
-            self._slots.put(digest, adapter)
-            self._loaded[digest] = sum(part.a.nbytes + part.b.nbytes for part in adapter.parts.values())
         self._loaded[digest] = self._loaded.pop(digest)
         return ""
+
+    def _put(self, digest: str) -> int:
+        """Read an adapter, and give it to the decoder. Returns its bytes."""
+        adapter = self._read(digest)
+        self._slots.put(digest, adapter)
+        return sum(part.a.nbytes + part.b.nbytes for part in adapter.parts.values())
+
+    def read_ahead(self, digests: Collection[str]) -> list[str]:
+        """Begin to read these adapters, and forget what was read ahead for nothing. Returns all that requests can have
+        at once: those in memory, and those that cannot be read, for which `need` says why."""
+        for digest in [digest for digest, reading in self._reading.items() if digest not in digests and reading.done()]:
+            if not self._reading.pop(digest).exception():
+                self._slots.drop(digest)
+        for digest in digests:
+            if digest not in self._loaded and digest not in self._reading:
+                self._reading[digest] = self._reader.submit(self._put, digest)
+        return [*self._loaded, *(digest for digest, reading in self._reading.items() if reading.done())]
 
     def drop(self, digest: str) -> None:
         """Forget an adapter that is in memory."""

@@ -64,6 +64,7 @@ class RunningIteration:
     draw: Draw = NOTHING
     failed: dict[str, str] = field(default_factory=dict)  # before anything was computed: why, by id
     result: IterationResult | None = None
+    adapters: list[str] = field(default_factory=list)  # see IterationResult
 
     @property
     def needs_host(self) -> bool:
@@ -219,6 +220,11 @@ class Engine:
         self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
 
     @property
+    def memory(self) -> int:
+        """Bytes of weights and KV blocks."""
+        return self.figures.weight_bytes + sum(store.nbytes for store in self._cache.stores)
+
+    @property
     def busy(self) -> bool:
         """Whether an iteration was started of which no result has been read."""
         return bool(self._running)
@@ -282,10 +288,9 @@ class Engine:
         for new in iteration.new:
             if isinstance(self.sampler, Sampler):
                 self.sampler.begin(self._requests[new.id])
-        before = time.perf_counter()
-        failed = self._load_adapters(iteration)
-        began += time.perf_counter() - before  # schedulers learn what an iteration takes that reads none
-        running = RunningIteration(iteration, began, failed=failed)
+        before, running = time.perf_counter(), RunningIteration(iteration, began)
+        self._load_adapters(running)
+        running.began += time.perf_counter() - before  # schedulers learn what an iteration takes that reads none
         if scheduled := self._requests.scheduled(iteration):
             self._launch(running, scheduled)
         self._running.append(running)
@@ -309,10 +314,10 @@ class Engine:
         if self._pages:
             self._pages.forget()
 
-    def _load_adapters(self, iteration: Iteration) -> dict[str, str]:
-        """Have the adapters of new requests in memory. A request whose adapter cannot be read fails; why is returned,
-        by id."""
-        failed: dict[str, str] = {}
+    def _load_adapters(self, running: RunningIteration) -> None:
+        """Have the adapters of new requests in memory, and begin to read others. A request whose adapter cannot be read
+        fails."""
+        iteration, failed = running.iteration, running.failed
         for new in iteration.new:
             digest, state = new.sampling.adapter, self._requests[new.id]
             if not digest:
@@ -326,9 +331,11 @@ class Engine:
             if error:
                 state.failed, failed[new.id] = True, error
                 self._names.fail(self._requests.own_blocks(state))
-        if iteration.new and self._adapters:
-            self._adapters.shrink(self._requests.adapters)
-        return failed
+        if self._adapters:
+            if iteration.new:
+                self._adapters.shrink(self._requests.adapters)
+            there = self._adapters.read_ahead(iteration.adapters)
+            running.adapters = there if iteration.adapters else []
 
     def _launch(self, running: RunningIteration, scheduled: list[tuple[RequestState, int]]) -> None:
         iteration, tokens = running.iteration, self._running[-1].draw.tokens if self._running else None
@@ -398,6 +405,7 @@ class Engine:
             output.more,
             output.more_logprobs,
             forced,
+            running.adapters,
         )
 
     @staticmethod
@@ -466,10 +474,12 @@ def _make_cache(
         size = LARGEST_BLOCK
     taken = max(BYTES, size * per_token + state)
     free = devices.free_bytes(device)
+    if device.type == "cpu" and settings.memory:
+        free = max(0, settings.memory - settings.beside_model - settings.tp * settings.pp * decoder.memory)
     if device.type == "cuda" and not settings.kv_blocks:
         decoder.bind(KVCache(decoder.layers, 1, size, dtype, device, states=decoder.states))  # captures graphs, too
         needed = rehearse(decoder, size, length, info.vocab_size, info.pooling, device)
-        free = devices.free_bytes(device) - needed
+        free = devices.free_bytes(device) - needed - (settings.adapter_bytes if decoder.adapters else 0)
     if shared:
         free -= devices.process_bytes(device, shared)  # that a spare takes, too
     blocks = devices.count_blocks(settings, taken, size, length, free, device)

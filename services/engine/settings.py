@@ -26,6 +26,7 @@ WARM_UP_TOKENS = 16
 MOST_REQUESTS = 256
 MOST_ROWS = 512  # tokens after which one is sampled: of requests, and of their drafts
 MOST_TOKENS = 8192
+PROCESSES = 1 << 30  # bytes that the processes of a rank take at most beside weights and KV blocks: code and buffers
 CPU_SHARE, GPU_SHARE = 0.25, 0.9  # of the free memory, for KV blocks; a CPU's other processes need the rest
 
 
@@ -50,6 +51,7 @@ class EngineSettings:
     block_size: int = 0  # tokens of one KV block; 0: see `choose_block_size`
     kv_blocks: int = 0  # 0: as many as kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.0  # 0: CPU_SHARE or GPU_SHARE
+    memory: int = 0  # bytes of all engines of the machine, on CPUs; 0: what is free
     max_model_len: int = 0  # tokens; 0: the model's own limit
     threads: int = (
         0  # CPU threads of a rank; 0: all cores that this process may use, by its CPU limit too, shared by all ranks
@@ -61,6 +63,11 @@ class EngineSettings:
     max_lora_rank: int = 256  # of an adapter
     adapter_bytes: int = 1 << 30  # of adapters in memory; there are more only while requests have them
     null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
+
+    @property
+    def beside_model(self) -> int:
+        """Bytes that all ranks take at most beside the weights of the model and KV blocks."""
+        return self.tp * self.pp * PROCESSES + (self.adapter_bytes if self.adapters else 0)
 
 
 def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_bytes: int = 0) -> int:

@@ -1,15 +1,15 @@
 """The `state` event of the live feed: the pool and its engines as of now, and latencies of the last seconds.
 
     {"at": 1750000000000, "model": "smollm2", "waiting": 3, "running": 12, "gateways": 2, "demo": false,
-     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "spare": true, "spare_scheduler": true,
-                  "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
+     "engines": [{"name": "c/0", "alive": true, "ready": true, "sleep": "", "failure": "", "spare": true,
+                  "spare_scheduler": true, "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
      "ttft_ms": [41.0, 95.5], "gap_ms": [12.1, 19.8], "tokens_per_second": 391.0}
 
 With several models, `model` has all their names, and `models` has for each of them
 `{"name": "a", "waiting": 3, "running": 12, "engines": ["c/0"]}`. `ttft_ms` and `gap_ms` are median and 99th percentile
-over all gateways of the pool, or null if there was no token. `epoch` is that of the last frames of the engine, or null.
-`batch` is the size of its last batch, `used` the KV blocks that requests hold. With `demo`, an engine also has
-`engine_pid` and `scheduler_pid`.
+over all gateways of the pool, or null if there was no token. `failure`: why an engine could not load its model. `epoch`
+is that of the last frames of the engine, or null. `batch` is the size of its last batch, `used` the KV blocks that
+requests hold. With `demo`, an engine also has `engine_pid` and `scheduler_pid`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from services.metrics.counters import buckets, total
 from services.metrics.declared import HISTOGRAMS
 from services.overview import Overview, SeatOverview
+from services.seats import cluster_of
 
 WINDOW = 5.0  # seconds that latencies and rates are computed over
 TTFT, GAP, TOKENS = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:generation_tokens"
@@ -84,7 +85,7 @@ class RecentOverviews:
             "waiting": overview.waiting,
             "running": overview.running,
             "gateways": overview.gateways,
-            "engines": [_engine(seat, demo, epochs.get(seat.name)) for seat in overview.seats],
+            "engines": [_engine(seat, demo, epochs.get(seat.name)) for own in models.values() for seat in _shown(own)],
             "ttft_ms": self.quantiles_ms(TTFT),
             "gap_ms": self.quantiles_ms(GAP),
             "tokens_per_second": round(self.per_second(TOKENS), 1),
@@ -93,8 +94,15 @@ class RecentOverviews:
 
 
 def _model(name: str, overview: Overview) -> dict[str, Any]:
-    engines = [seat.name for seat in overview.seats]
+    engines = [seat.name for seat in _shown(overview)]
     return {"name": name, "waiting": overview.waiting, "running": overview.running, "engines": engines}
+
+
+def _shown(overview: Overview) -> list[SeatOverview]:
+    """The seats of a model. A cluster that is gone keeps its seats for some minutes; they are left out once another one
+    has a seat."""
+    living = {cluster_of(seat.name) for seat in overview.seats if seat.alive}
+    return [seat for seat in overview.seats if not living or cluster_of(seat.name) in living]
 
 
 def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]:
@@ -104,8 +112,9 @@ def _engine(seat: SeatOverview, demo: bool, epoch: str | None) -> dict[str, Any]
         "alive": seat.alive,
         "ready": seat.ready,
         "sleep": seat.level.name.lower() if seat.level else "",
-        "spare": gauges.get("spare_ready") == 1,
-        "spare_scheduler": gauges.get("spare_schedulers", 0) > 0,
+        "failure": seat.failure,
+        "spare": seat.alive and gauges.get("spare_ready") == 1,
+        "spare_scheduler": seat.alive and gauges.get("spare_schedulers", 0) > 0,
         "epoch": epoch,
         "blocks": blocks,
         "used": round(blocks * gauges.get("kv_usage", 0.0)),

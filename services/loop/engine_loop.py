@@ -91,6 +91,8 @@ class EngineLoop:
         self._sleep = sleep
         self._idle_since: float | None = None  # None: there is a request
         self.level = SleepLevel.AWAKE  # COLD: the loop ends, or has ended, so that the engine gives back its weights
+        self._gives_way = False
+        self._owed: str | None = None  # the request that gets a token before; empty: it has
         self._pending: deque[PendingIteration] = deque()
         self._finished: list[tuple[Iteration, IterationResult, float]] = []  # not recorded yet; with their seconds
         self._engine_lost: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
@@ -107,6 +109,13 @@ class EngineLoop:
         when the caller releases the seat.
         """
         self._stopping = True
+        self._session.wake()
+
+    def give_way(self) -> None:
+        """Make `run` return soon, with `level` COLD: the engine has to make room for another one. Nothing is claimed
+        any more, and the earliest request that runs gets one more token before: else one whose prompt takes longer than
+        each turn would never get one."""
+        self._gives_way = True
         self._session.wake()
 
     def lose(self, error: EngineLost) -> None:
@@ -132,6 +141,9 @@ class EngineLoop:
                     self.stop()
                 self._start_iterations()
                 self._record_finished()
+                if self._gives_way and not self._owes():
+                    self.level = SleepLevel.COLD
+                    self.stop()
                 if self._is_done():
                     return
                 if self._nothing_waits:
@@ -197,6 +209,12 @@ class EngineLoop:
                 self._pending[0].started_at = now
             if not pending.iteration.sleep:
                 self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
+
+    def _owes(self) -> bool:
+        """Return whether a request has to get a token before the engine makes room."""
+        if self._owed is None:
+            self._owed = next((id for id in self._scheduler.held() if id in self.in_flight), "")
+        return bool(self._owed and self._scheduler.find(self._owed))
 
     def _idle_seconds(self) -> float:
         """Return for how long no request has been here."""
@@ -268,18 +286,20 @@ class EngineLoop:
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits, self._clock.now())
         self._observers.committed(commits)
+        if self._owed and any(commit.id == self._owed for commit in commits):
+            self._owed = ""
         self._seat.call += 1
         return Exchange(
             self._seat.name,
             self._seat.epoch,
             self._seat.call,
             commits,
-            Room(0, 0, room.block_size) if self._stopping else room,
+            Room(0, 0, room.block_size) if self._stopping or self._gives_way else room,
             idle=not self._pending and not self._stopping,
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
             gauges=self._stats.gauges(self._ready) | self._scheduler.gauges() | self._process_gauges(),
-            summary=self._stats.summary,
+            summary=self._stats.summary if self._ready else "",
             holds=self._scheduler.held() if in_doubt else None,
         )
 
@@ -298,6 +318,7 @@ class EngineLoop:
         self._observers.claimed(reply.claims, reply.foreign)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
+        self._scheduler.forget(reply.forgotten if exchange.holds is None else None)  # what was lost is not told
         self._draining.told(reply.surplus, now)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work

@@ -52,6 +52,13 @@ class IterationStats:
         counters.observe("vllm:iteration_tokens_total", sum(prompts) + sampled, engine=engine)
         counters.observe("orca:iteration_requests", batch, engine=engine)
         counters.observe("orca:iteration_seconds", seconds, engine=engine)
+        for id, draft in iteration.drafts.items():
+            right = len(result.more.get(id, ()))
+            counters.inc("vllm:spec_decode_num_drafts", engine=engine)
+            counters.inc("vllm:spec_decode_num_draft_tokens", len(draft), engine=engine)
+            counters.inc("vllm:spec_decode_num_accepted_tokens", right, engine=engine)
+            for position in range(right):
+                counters.inc("vllm:spec_decode_num_accepted_tokens_per_pos", engine=engine, position=str(position))
         drafted = iteration.num_tokens - tokens
         self.summary = (
             f"iteration {iteration.step}: {batch} requests ({initiations} initiation, "

@@ -61,6 +61,9 @@ COUNTERS: dict[str, Counter] = {
     "vllm:spec_decode_num_drafts": Counter("Drafts that an engine verified", ENGINE),
     "vllm:spec_decode_num_draft_tokens": Counter("Tokens of these drafts", ENGINE),
     "vllm:spec_decode_num_accepted_tokens": Counter("Tokens of these drafts that were right", ENGINE),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": Counter(
+        "Tokens of these drafts that were right, by their place in the draft, from 0", (*ENGINE, "position")
+    ),
     "vllm:num_preemptions": Counter("Requests whose KV blocks were taken for others, to be computed anew", ENGINE),
     "vllm:request_success": Counter("Requests that ended at an engine, by reason", (*ENGINE, "finished_reason")),
     "vllm:admission_rejections": Counter("Requests refused before they entered the pool, by reason", ("reason",)),

@@ -39,6 +39,7 @@ from services.seats import engine_of, seats_of_shard
 
 MODEL, SHARD = "model_name", "shard"
 GATEWAY = (MODEL, "gateway")
+OF_SERVER = ("orca:gateways", "orca:gateways_wanted")  # the same in the pools of all models
 # The values of labels whose series are on the page before the first increment, beside the living engines: those of
 # requests without a key and a class, and all reasons and files
 KNOWN: dict[str, Sequence[str]] = {
@@ -115,7 +116,7 @@ def render(models: Sequence[ModelPage]) -> bytes:
 
 class _Page:
     """The metrics of all pools, and once those of the gateways, which have registered in each pool. These have the name
-    of the default model, and count the requests of all."""
+    of the default model, and count the gateways and the requests of all."""
 
     def __init__(self, models: Sequence[ModelPage]) -> None:
         self._models = models
@@ -125,6 +126,8 @@ class _Page:
         families: dict[str, Metric] = {}
         for page in self._models:
             for family in page.collect():
+                if family.name in OF_SERVER and page is not self._models[0]:
+                    continue
                 shown = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 shown.samples += family.samples
         yield from families.values()

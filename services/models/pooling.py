@@ -50,7 +50,7 @@ class Pooling:
     (`any_dimension`) or for none. `prompts`: texts that are written before a text, by name; `default_prompt` names the
     one that is written without being asked for. `yes_no`: the tokens whose logits a reranker compares, no and yes.
     `max_length`: tokens of a text, 0: as many as the model takes. `lower_case`: texts are lowered first. `activation`:
-    what makes probabilities of a classifier's scores.
+    what makes probabilities of a classifier's scores. `labels`: the names of its classes, if it has any.
     """
 
     kind: Literal["embed", "classify"]
@@ -67,11 +67,19 @@ class Pooling:
     max_length: int = 0
     lower_case: bool = False
     activation: Literal["sigmoid", "softmax", "none"] = "none"
+    labels: tuple[str, ...] = ()
 
     @property
     def noun(self) -> str:
         """What errors call the model."""
         return "an embedding model" if self.kind == "embed" else "a reranker" if self.size == 1 else "a classifier"
+
+    @property
+    def routes(self) -> str:
+        """The routes that errors advise."""
+        if self.kind == "embed":
+            return "/v1/embeddings"
+        return "/v1/score or /v1/rerank" if self.size == 1 else "/classify"
 
     @property
     def whole(self) -> bool:
@@ -127,9 +135,12 @@ def _classifier(
     method: Method = "cls" if encoder else "last"
     told = (config.get("sentence_transformers") or {}).get("activation_fn")
     told = str(told or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
-    usual: Literal["sigmoid", "softmax"] = "sigmoid" if size == 1 else "softmax"
+    alone = size == 1 or config.get("problem_type") == "multi_label_classification"
+    usual: Literal["sigmoid", "softmax"] = "sigmoid" if alone else "softmax"
     activation = "none" if told == "Identity" else "sigmoid" if told == "Sigmoid" else usual
-    return Pooling("classify", method, size, False, encoder, yes_no=yes_no, activation=activation)
+    names = {int(number): str(name) for number, name in (labels or {}).items()}
+    known = () if yes_no else tuple(names.get(number, f"LABEL_{number}") for number in range(size))
+    return Pooling("classify", method, size, False, encoder, yes_no=yes_no, activation=activation, labels=known)
 
 
 def _embedder(

@@ -141,6 +141,7 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
         have=by_name(r["have"]),
         lost=r["lost"] == 1,
         surplus=r["surplus"] == 1,
+        forgotten=sorted(id.decode() for id in r["forgotten"]),
     )
 
 

@@ -9,6 +9,8 @@ from services.scheduling.knobs import Knobs
 
 FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
+# with an automatic target and without decodes, which such a chunk would delay: fewer rows take longer each
+LEAST_ALONE = 64
 LEAST_STRETCH = 2.0  # an automatic target is at least this many times the cost of the decodes in the iteration
 
 
@@ -20,8 +22,11 @@ class Budget:
     end.
 
     With `Knobs.stretch_target`, the target is raised where it would leave little time to prompts beside what an
-    iteration costs without them: on a slow engine, small chunks would read the weights again and again.
+    iteration costs without them: on a slow engine, small chunks would read the weights again and again. For the same
+    reason, the first chunk gets `alone` tokens there if nothing decodes.
     """
+
+    alone = LEAST_ALONE
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
         self._fixed = knobs.token_budget
@@ -45,7 +50,7 @@ class Budget:
     @property
     def max_tokens(self) -> float:
         """The largest number of tokens of an iteration, which is that of a prompt alone. Infinite without a budget."""
-        return self._fitting(0, 0, 0, LEAST_CHUNK, self._target_beside(0, 0)) if self._limited else inf
+        return self._fitting(0, 0, 0, self._least(0), self._target_beside(0, 0)) if self._limited else inf
 
     def max_decodes(self, wanted: int) -> int:
         """Return how many of `wanted` decodes fit."""
@@ -86,7 +91,7 @@ class Budget:
         others = min(running, self._batch - 1)
         pairs = int(others * (1 + self._context))
         target = self._target_beside(others, pairs)
-        chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK, target))
+        chunk = max(1, self._fitting(tokens // 2, others, pairs, self._least(others), target))
         count = -(-tokens // chunk)
         cost, own = self._cost, tokens * (tokens + 1) // 2
         return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.coefficients.fixed
@@ -130,9 +135,13 @@ class Budget:
         return True
 
     def _room(self, context: int) -> int:
-        least = 0 if self._chunks else LEAST_CHUNK // (2 if self._shared else 1)
+        least = 0 if self._chunks else self._least(self._decodes) // (2 if self._shared else 1)
         room = self._fitting(context, self.num_tokens, self.num_pairs, least, self._target)
         return room if self._fixed is None else min(room, self._fixed - self.num_tokens - self._spared)
+
+    def _least(self, decodes: int) -> int:
+        """Return how many tokens the first chunk beside these decodes gets even if the time target cannot be met."""
+        return self.alone if self._stretch and not decodes else LEAST_CHUNK
 
     def _target_beside(self, decodes: int, pairs: int) -> float | None:
         """Return the time target in seconds of an iteration with these decodes, which have so many pairs."""

@@ -4,7 +4,7 @@ that was right."""
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 RUN = 3  # the shortest suffix that is looked up, in tokens
@@ -60,6 +60,11 @@ class Text:
             if recent is not None:
                 recent[key] = self, end
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether this text is not one of the recent texts, or not any more."""
+        return self._owner is None
+
     def ends_with(self, tail: array[int], end: int) -> bool:
         """Return whether the indexed run that ends at `end` is the last one of `tail`."""
         return RUN <= end < len(self._previous) and self.tokens[end - RUN : end] == tail[-RUN:]
@@ -95,10 +100,8 @@ class Text:
 class RecentTexts:
     """The latest texts that later requests may repeat, by a key that keeps tenants apart."""
 
-    def __init__(self, seconds: float) -> None:
-        """A text is forgotten so many seconds after it was added, or earlier for newer ones. 0: none is remembered."""
-        self._seconds = seconds
-        self._texts: deque[tuple[float, tuple[str, str], Text]] = deque()  # the first is forgotten first
+    def __init__(self) -> None:
+        self._texts = OrderedDict[str, tuple[tuple[str, str], Text]]()  # by request; the first is forgotten first
         self._runs: dict[tuple[str, str], Runs] = {}
         self._counts = Counter[tuple[str, str]]()  # texts by key
         self.length = 0  # tokens of all texts
@@ -107,25 +110,30 @@ class RecentTexts:
         """Return the runs of the texts with this key; None if there are no such texts."""
         return self._runs.get(key)
 
-    def forget(self, now: float) -> None:
-        """Forget the texts whose time is over."""
-        while self._texts and self._texts[0][0] <= now:
-            self._forget_oldest()
-
-    def add(self, key: tuple[str, str], prompt: list[int], output: list[int], now: float) -> Text:
-        """Return a new text, which is remembered unless its prompt is very long."""
-        if not self._seconds or len(prompt) > REMEMBERED // 8:
+    def add(self, id: str, key: tuple[str, str], prompt: list[int], output: list[int]) -> Text:
+        """Return a new text of a request, which is remembered unless its prompt is very long. The oldest texts are
+        forgotten for it."""
+        self.forget(id)
+        if len(prompt) > REMEMBERED // 8:
             return Text(prompt, output)
         self.length += len(prompt)
         while self._texts and self.length > REMEMBERED:
-            self._forget_oldest()
+            self.forget(next(iter(self._texts)))
         text = Text(prompt, output, self._runs.setdefault(key, {}), self)
-        self._texts.append((now + self._seconds, key, text))
+        self._texts[id] = key, text
         self._counts[key] += 1
         return text
 
-    def _forget_oldest(self) -> None:
-        _, key, text = self._texts.popleft()
+    def clear(self) -> None:
+        """Forget all texts."""
+        for id in list(self._texts):
+            self.forget(id)
+
+    def forget(self, id: str) -> None:
+        """Forget the text of a request, if it is here."""
+        if id not in self._texts:
+            return
+        key, text = self._texts.pop(id)
         text.forget()
         self.length -= len(text.tokens)
         self._counts[key] -= 1
@@ -191,7 +199,9 @@ class Drafting:
             return
         if self._repeats:
             other, longer = self._repeats
-            if other.ends_with(tail, end + longer):
+            if other.forgotten:
+                self._repeats = None
+            elif other.ends_with(tail, end + longer):
                 yield other, end + longer
         if (known := self._recent.get(key)) and known[0] is not self._text:
             yield known

@@ -7,7 +7,7 @@ sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from services.messages import IterationResult
@@ -24,11 +24,9 @@ LEAST_GAIN = 1.2  # times what a guess costs that it must be expected to gain: t
 class Drafter:
     """Gives drafts what an iteration has left, and only where more tokens per second are expected from them."""
 
-    def __init__(self, knobs: Knobs, cost: CostModel, kv: KVCacheManager, now: Callable[[], float]) -> None:
-        """`now` is a clock, in seconds."""
-        self._most, self._cost, self._kv, self._now = knobs.num_speculative_tokens, cost, kv, now
-        self._recent = RecentTexts(knobs.remember_seconds)
-        self._drafts = self._guesses = self._right = 0  # since the counters were last taken
+    def __init__(self, knobs: Knobs, cost: CostModel, kv: KVCacheManager) -> None:
+        self._most, self._cost, self._kv = knobs.num_speculative_tokens, cost, kv
+        self.recent = RecentTexts()
 
     def choose(self, decodes: Iterable[RequestEntry], budget: Budget) -> dict[str, list[int]]:
         """Return drafts for some of the requests of an iteration whose next token is decoded.
@@ -37,7 +35,6 @@ class Drafter:
         to be right if all before it are, and if it is. Guesses are taken in the order of their gain.
         """
         found = []
-        self._recent.forget(self._now())
         for entry in decodes:
             if draft := self._find(entry):
                 assert entry.drafting
@@ -78,27 +75,12 @@ class Drafter:
     def of(self, entry: RequestEntry) -> Drafting:
         """Return what drafts of a request need, which is made when it is asked for first."""
         if entry.drafting is None:
-            prompt, output, now = entry.prompt, entry.output, self._now()
-            key = entry.tenant, entry.cache_salt
-            text = self._recent.add(key, prompt, output, now) if entry.remember else Text(prompt, output)
-            entry.drafting = Drafting(text, output, self._recent.runs(key))
+            prompt, output, key = entry.prompt, entry.output, (entry.tenant, entry.cache_salt)
+            text = self.recent.add(entry.id, key, prompt, output) if entry.remember else Text(prompt, output)
+            entry.drafting = Drafting(text, output, self.recent.runs(key))
         return entry.drafting
 
     def learn(self, entry: RequestEntry, guesses: int, result: IterationResult) -> None:
         """Learn from the result of an iteration with a draft of `guesses` tokens for this request."""
-        right = len(result.more.get(entry.id, ()))
         if entry.drafting and entry.id in result.tokens:
-            entry.drafting.learn(right, guesses)
-        self._drafts += 1
-        self._guesses += guesses
-        self._right += right
-
-    def take_counters(self) -> dict[str, float]:
-        """Return the increments since the last call that are not 0."""
-        counters = {
-            "vllm:spec_decode_num_drafts": float(self._drafts),
-            "vllm:spec_decode_num_draft_tokens": float(self._guesses),
-            "vllm:spec_decode_num_accepted_tokens": float(self._right),
-        }
-        self._drafts = self._guesses = self._right = 0
-        return {name: by for name, by in counters.items() if by}
+            entry.drafting.learn(len(result.more.get(entry.id, ())), guesses)

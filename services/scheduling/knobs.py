@@ -18,10 +18,10 @@ class Knobs:
     `admission`: `reserve` takes blocks for prompt + max_new_tokens at the first selection; `on_demand` takes them as
     they fill, and preempts requests when they run out.
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
-    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
+    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`), and one more for vectors, so that the
+    engine has the next texts before those of the last iteration are committed. No request is in two of them.
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
     `num_speculative_tokens`: the largest number of tokens of a draft. 0: none. It needs an engine that verifies them.
-    `remember_seconds`: how long drafts of later requests may repeat the text of a request that allows it.
     `whole_prompts`: a prompt is computed in one iteration, alone in it if it is over the budget.
     `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
     """
@@ -35,7 +35,6 @@ class Knobs:
     batches_in_flight: int = 1
     lookahead: int = 0
     num_speculative_tokens: int = 0
-    remember_seconds: float = 0.0
     prefix_caching: bool = False
     share_prefixes: bool = False
     whole_prompts: bool = False

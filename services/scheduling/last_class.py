@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from services.requests import BATCH_CLASS
-from services.scheduling.budget import Budget
+from services.scheduling.budget import LEAST_CHUNK, Budget
 from services.scheduling.cost_model import CostModel
 from services.scheduling.knobs import Knobs
 
@@ -30,6 +30,8 @@ class LineBudget(Budget):
     A request that arrives waits for the end of the current iteration, which therefore takes about `TARGET` seconds
     at most: prompts are computed in chunks, and only as many lines decode as fit, but at least one.
     """
+
+    alone = LEAST_CHUNK
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
         self._asked = inf if knobs.tbt_target is None or knobs.stretch_target else knobs.tbt_target

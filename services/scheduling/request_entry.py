@@ -27,6 +27,7 @@ class RequestEntry:
         "_claim",
         "_logprobs",
         "active",
+        "adapter",
         "block_hashes",
         "cache_salt",
         "capacity",
@@ -58,6 +59,7 @@ class RequestEntry:
     def __init__(self, claim: Claim, rules: StopRules, block_hashes: BlockHashes, now: float) -> None:
         self._claim = claim
         self.id, self.rank, self.priority, self.tenant = claim.id, claim.rank, claim.priority, claim.tenant
+        self.adapter = claim.sampling.adapter
         self.cache_salt, self.remember = claim.sampling.cache_salt, claim.remember
         self.is_line = is_last(claim.priority)  # a line of a batch: it runs if no other request is here
         self.prompt, self.output = claim.prompt, list(claim.output)

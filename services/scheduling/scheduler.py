@@ -31,6 +31,7 @@ from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.last_class import CLAIM_INTERVAL
 from services.scheduling.order import Fcfs, Priority
+from services.scheduling.reading import Reading
 from services.scheduling.request_entry import RequestEntry
 from services.scheduling.request_queues import RequestQueues
 from services.scheduling.stopping import StopRules
@@ -77,9 +78,10 @@ class Scheduler:
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)
         self._queues = RequestQueues(self._kv, knobs, order, figures)
-        self._drafter = Drafter(knobs, self._cost, self._kv, now) if knobs.num_speculative_tokens else None
+        self._drafter = Drafter(knobs, self._cost, self._kv) if knobs.num_speculative_tokens else None
         self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv, self._drafter)
-        self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
+        self._reading = Reading(now)
+        self._entries: dict[str, RequestEntry] = {}  # all requests in the queues, and those that wait for an adapter
         self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
         self._tenant, self._mixed_at = "", -inf  # of the last claim; when it was another one's than that before
@@ -106,9 +108,12 @@ class Scheduler:
                 self._end(entry, End(FinishReason.ERROR, error=reason))
             elif entry.end:
                 self._end(entry, entry.end)
-            else:
-                self._queues.add(entry)
-                self._kv.keep_cached(entry)
+            elif not self._reading.hold(entry):
+                self._enter(entry)
+
+    def _enter(self, entry: RequestEntry) -> None:
+        self._queues.add(entry)
+        self._kv.keep_cached(entry)
 
     def _salt(self, claim: Claim) -> str:
         """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, the digest
@@ -134,8 +139,18 @@ class Scheduler:
             if entry := self._entries.pop(id, None):
                 self._queues.remove(entry)
             self._outbox.drop(id)
+        self.forget(ids)
         if ids:
             self._queues.sweep()
+
+    def forget(self, ids: list[str] | None) -> None:
+        """Let no draft repeat the texts of these requests, which somebody has deleted, or which are not kept any more.
+        None: of all requests."""
+        if self._drafter and ids is None:
+            self._drafter.recent.clear()
+        elif self._drafter and ids:
+            for id in ids:
+                self._drafter.recent.forget(id)
 
     def rewind(self, have: dict[str, int]) -> int:
         """Commit requests again of which the pool has lost output tokens: `have` is the number that it has of each.
@@ -177,6 +192,8 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.knobs.depth:
             return None
+        for entry in self._reading.take(all=not self._in_flight and (not self._queues or self._queues.only_lines)):
+            self._enter(entry)
         batch, closed = InFlight(self._step + 1), self._closed()
         self._kv.step = batch.step
         if not closed:
@@ -189,7 +206,9 @@ class Scheduler:
             return None
         self._step = batch.step
         self._in_flight.append(batch)
-        return batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
+        message = batch.message(self.epoch, self._kv, self._finished, wants_forced=self._drafter is not None)
+        wanted = self._reading.wanted()
+        return replace(message, adapters=wanted) if wanted else message
 
     def sleep(self) -> Iteration:
         """Return the iteration with which the engine gives back the memory of its KV cache. No request may be here, and
@@ -216,6 +235,8 @@ class Scheduler:
         batch = self._in_flight.popleft()
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
         self._finished = batch.step
+        if result.adapters:
+            self._reading.arrived(result.adapters)
         if batch.entries:
             self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         failed = result.failed
@@ -292,7 +313,11 @@ class Scheduler:
         minus what the waiting requests will take.
         """
         finishing = [entry for batch in self._in_flight for entry in batch.finishing if not entry.removed]
-        return self._queues.room(finishing)
+        room = self._queues.room(finishing)
+        wanted = [self._kv.admission.num_blocks(entry) for entry in self._reading]
+        if not wanted:
+            return room
+        return replace(room, requests=max(0, room.requests - len(wanted)), blocks=max(0, room.blocks - sum(wanted)))
 
     def gauges(self) -> dict[str, float]:
         """Return gauges for the metrics: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused`, the number
@@ -305,7 +330,7 @@ class Scheduler:
 
     def take_counters(self) -> dict[str, float]:
         """Return the increments of counters since the last call."""
-        return self._queues.take_counters() | (self._drafter.take_counters() if self._drafter else {})
+        return self._queues.take_counters()
 
 
 class RequestLevelScheduler(Scheduler):

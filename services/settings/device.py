@@ -14,18 +14,9 @@ ROCM = Path("/dev/kfd")  # what torch calls CUDA in its builds for AMD's GPUs
 
 def check(settings: Settings, driver: str = DRIVER, rocm: Path = ROCM) -> None:
     """Raise UsageError for settings of a model that need a GPU, if this machine has no driver of one. With a driver,
-    the engine finds out whether there is a GPU. Engines of several models on CPUs share the memory: their shares of it
-    must not be more than all of it."""
-    models = settings.each
-    for each in models:
+    the engine finds out whether there is a GPU."""
+    for each in settings.each:
         _check_driver(each, driver, rocm)
-    on_cpus = [each for each in models if not expects_gpu(each, driver, rocm)]
-    shares = [each.kv_memory_fraction * each.engines for each in on_cpus if each.kv_memory_fraction != "auto"]
-    if len(models) > 1 and sum(shares) > 1:
-        raise UsageError(
-            f"kv_memory_fraction: the engines of all models take {sum(shares):g} of the free memory together, which is "
-            "more than all of it; lower it, for each model or for all"
-        )
 
 
 def _check_driver(settings: Settings, driver: str, rocm: Path) -> None:

@@ -134,7 +134,7 @@ class SchedulingSettings(BaseSettings):
         Field(
             description="1: the engine gets the next iteration before the tokens of the last one are known, so that a "
             "GPU never waits; 0: it does not; auto: 1 on GPUs, unless an engine has several processes or "
-            "speculative_config asks for drafts"
+            "speculative_config asks for drafts, and 1 for models that make vectors, with other texts"
         ),
     ] = "auto"
     speculative_config: Annotated[

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, ByteSize, Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
@@ -94,7 +94,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = "refuse"
     allow_control_tokens: Annotated[
         bool,
-        Field(description="texts of users and tools that are spelled like control tokens become these, as in vLLM"),
+        Field(description="texts of chats that are spelled like control tokens become these, as in vLLM"),
     ] = False
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
@@ -167,6 +167,20 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         PlainValidator(_share_or_auto),
         Field(description="share of the free memory for KV blocks; auto: 0.25, and 0.9 on GPUs"),
     ] = "auto"
+    memory: Annotated[
+        ByteSize,
+        Field(
+            description="memory of a machine for all engines on its CPUs, as 12GiB; models that do not fit together "
+            "take turns. 0: what is free; engines of one model alone are not bounded"
+        ),
+    ] = ByteSize(0)
+    turn_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds after which a busy engine makes room for one of another model that waits for memory",
+        ),
+    ] = 60.0
     max_model_len: Annotated[
         int, Field(ge=0, description="maximum length of prompt and output in tokens; 0: that of the model")
     ] = 0

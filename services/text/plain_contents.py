@@ -1,4 +1,4 @@
-"""PlainContents: what users and tools write in a chat never becomes a control token.
+"""PlainContents: what users, tools and the assistant have written in a chat never becomes a control token.
 
 A tokenizer reads texts like `<|im_end|>` in a prompt as one token, wherever they come from. Here, a mark breaks such a
 text in a content before the chat template is rendered. Afterwards, the text between two control tokens of the template
@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
-WRITERS = frozenset({"user", "tool", "function", "ipython", "observation"})  # roles whose texts are plain
-FIELDS = ("content", "name", "tool_call_id")
+TRUSTED = frozenset({"system", "developer"})  # roles whose texts may have control tokens
+FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 PRIVATE = range(0xE000, 0xF900)  # characters without a meaning
+# of an assistant's text: the places of the marks that the server's parser reads as such, which stay control tokens
+OwnMarks = Callable[[str], Iterable[range]]
 
 
 class PlainContents:
@@ -36,29 +38,55 @@ class PlainContents:
         self._begins = frozenset(name[:size] for name in tokens for size in range(1, len(name)))
         self._ends = frozenset(name[size:] for name in tokens for size in range(1, len(name)))
 
-    def protected(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-        """`messages` with a mark in each text of users and tools that is spelled like a control token, also where only
-        its beginning or end is; and the mark, "" if there is none."""
+    def protected(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], own_marks: OwnMarks
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+        """`messages` and `tools` with a mark in each text that is spelled like a control token, also where only its
+        beginning or end is, except texts of the system and `own_marks`; and the mark, "" if there is none."""
         mark = str(secrets.randbits(128) + (1 << 128))  # which no text contains, and no template changes
-        made = [self._message(message, mark) for message in messages]
-        changed = any(new is not old for new, old in zip(made, messages, strict=True))
-        return [dict(message) for message in made], mark if changed else ""
+        made = [self._message(message, mark, own_marks) for message in messages]
+        described = [self._nested(tool, mark) for tool in tools]
+        changed = made != list(messages) or described != list(tools)
+        return made, described, mark if changed else ""
 
-    def _message(self, message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
-        if message.get("role") not in WRITERS:
-            return message
-        broken = {
-            name: made
-            for name in FIELDS
-            if isinstance(text := message.get(name), str) and (made := self._broken(text, mark)) != text
-        }
-        return {**message, **broken} if broken else message
+    def _message(self, message: Mapping[str, Any], mark: str, own_marks: OwnMarks) -> dict[str, Any]:
+        made = dict(message)
+        if made.get("role") in TRUSTED:
+            return made
+        for name in FIELDS:
+            if isinstance(text := made.get(name), str):
+                own = own_marks if name == "content" and made["role"] == "assistant" else None
+                made[name] = self._broken(text, mark, own)
+        if calls := made.get("tool_calls"):
+            made["tool_calls"] = [self._nested(call, mark) for call in calls]
+        return made
 
-    def _broken(self, text: str, mark: str) -> str:
-        """`text` with `mark` in each control token that is spelled in it."""
+    def _nested(self, value: Any, mark: str) -> Any:
+        """A JSON value with `mark` in its texts and names, but not in words, which templates may compare."""
+        match value:
+            case str():
+                word = value.isidentifier() and not (self._pattern and self._pattern.search(value))
+                return value if word else self._broken(value, mark)
+            case list():
+                return [self._nested(each, mark) for each in value]
+            case dict():
+                return {self._nested(name, mark): self._nested(each, mark) for name, each in value.items()}
+        return value
+
+    def _broken(self, text: str, mark: str, own_marks: OwnMarks | None = None) -> str:
+        """`text` with `mark` in each control token that is spelled in it, but for `own_marks`."""
         if self._pattern is None:
             return text
-        made = self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        own: list[range] | None = None
+
+        def broken(found: re.Match[str]) -> str:
+            nonlocal own
+            if own is None:
+                own = list(own_marks(text)) if own_marks else []
+            kept = any(found.start() in place for place in own)
+            return found[0] if kept else found[0][0] + mark + found[0][1:]
+
+        made = self._pattern.sub(broken, text)
         longest = self._longest
         for size in range(min(longest - 1, len(text)), 0, -1):
             if text[-size:] in self._begins:

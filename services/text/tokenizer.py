@@ -12,7 +12,7 @@ import tokenizers
 from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
 from services.text.length_bound import LengthBound
-from services.text.plain_contents import PlainContents
+from services.text.plain_contents import OwnMarks, PlainContents
 from services.text.token_bytes import TextTables
 from services.text.tokenizer_config import TokenizerConfig
 from services.text.tokenizer_json import read_tokenizer_json
@@ -109,7 +109,7 @@ class Tokenizer:
         the ends are cut off, of a pair that of the longer text."""
         for text in texts:
             "".join(text).encode()  # the library would raise a TypeError
-        whole = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        whole = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [
             _encoded(one if keep is None or len(one.ids) <= keep else self._cut(text, add_special_tokens, keep))
             for text, one in zip(texts, whole, strict=True)
@@ -128,12 +128,14 @@ class Tokenizer:
             second.truncate(room - len(first.ids))
         return self._backend.post_process(first, second, add_special_tokens)
 
-    def protected(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-        """Return `messages` with the texts of users and tools marked where they are spelled like control tokens, and
-        the mark, which `encode_protected` takes; "" if nothing is. See `PlainContents`."""
+    def protected(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], own_marks: OwnMarks
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+        """Return `messages` and `tools` with their texts marked where they are spelled like control tokens, and the
+        mark, which `encode_protected` takes; "" if nothing is. See `PlainContents`."""
         if self._plain is None:
-            return [dict(message) for message in messages], ""
-        return self._plain.protected(messages)
+            return list(map(dict, messages)), list(map(dict, tools)), ""
+        return self._plain.protected(messages, tools, own_marks)
 
     def encode_protected(self, text: str, mark: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a rendered `text` with marks. Raises ValueError if it is not valid Unicode."""

@@ -17,10 +17,11 @@ from actors.scaling import schedulers_needed, want_engines
 from actors.scheduler import engines_in
 from actors.seat import ModelSeats, Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
-from services.errors import EngineLost, LaterEpoch, NotWanted, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.errors import EngineLost, LaterEpoch, ModelError, NotWanted, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats, SeatGrant
+from services.settings.constants import Constants
 from services.settings.settings import Settings
 
 NEVER = 600.0  # seconds; a lease that does not expire during a test
@@ -348,6 +349,36 @@ async def test_a_seat_whose_epoch_the_engine_refuses_is_taken_again(
     assert attached == seat.epoch
     assert int(seat.epoch.partition(":")[0]) > number
     await renew(pool, seat)  # it owns the seat
+
+
+async def test_a_seat_says_why_its_engine_cannot_load_the_model_until_it_can(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch)
+    answers = [ModelError("its files\nare gone")]
+
+    async def attach(self: Ownership) -> str:
+        if answers:
+            raise answers[0]
+        return "attached"
+
+    monkeypatch.setattr(Ownership, "_attach", attach)
+    context = context_of(pool, Counters())
+    constants = Constants(lease=SHORT / 5)
+    context.settings = context.settings.model_copy(update={"constants": constants})
+    loading = asyncio.create_task(Ownership(context, seat, None)._load())
+    said: list[str] = []
+
+    async def says(text: str) -> None:
+        while (await pool.overview()).failure != text:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        said.append(text)
+
+    await asyncio.wait_for(says("its files are gone"), 30)
+    answers.clear()
+    assert await asyncio.wait_for(loading, 30) == "attached"
+    await renew(pool, seat)
+    await asyncio.wait_for(says(""), 30)
 
 
 async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:

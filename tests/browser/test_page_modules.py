@@ -125,6 +125,54 @@ def test_an_engine_of_an_earlier_server_does_not_count(page: Page, stack: Stack)
     ]
 
 
+RATES = """async ([url, state, iterations]) => {
+    const { Figures, ratesOf } = await import(url);
+    const { Timeline } = await import(url.replace("figures", "timeline"));
+    const timeline = new Timeline();
+    timeline.add({ epoch: "1:a", iterations, requests: {} });
+    const text = (id) => document.getElementById(`figure-${id}`).textContent;
+    new Figures().show(state, ratesOf([timeline], 3000));
+    const shown = [text("drafts"), text("drafts-gain"), text("tokens-per-iteration")];
+    new Figures().show(state, ratesOf([timeline], 9000));
+    return [shown, [text("drafts"), text("drafts-gain"), text("tokens-per-iteration")]];
+}"""
+
+
+def test_the_share_of_right_drafts_and_their_gain_are_shown(page: Page, stack: Stack) -> None:
+    one = {"ms": 10, "blocks": 1, "ended": [], "preempted": []}
+    old = one | {"step": 1, "at": 900, "requests": [[1, 1, "t"]], "drafts": [[1, 8, 0]]}  # more than two seconds ago
+    two = one | {"step": 2, "at": 2000, "requests": [[1, 4, "t"], [2, 1, "t"]], "drafts": [[1, 4, 3]]}
+    three = one | {"step": 3, "at": 2020, "requests": [[1, 2, "t"], [3, 9, "i"]], "drafts": [[1, 4, 1]]}
+    state = {"running": 1, "waiting": 0, "gateways": 1, "tokens_per_second": 0, "engines": []}
+    now, later = page.evaluate(RATES, [stack.url + "/ui/figures.js", state, [old, two, three]])
+    assert now == ["50", "2.3", "8"]  # 4 of 8 right; 4 more tokens in 3 increments; 16 tokens in 2 iterations
+    assert later == ["–", "–", "0"]
+
+
+def test_engines_follow_their_model_and_say_how_they_sleep_and_why_they_failed(page: Page, stack: Stack) -> None:
+    one = {"ready": True, "alive": True, "spare": False, "spare_scheduler": True, "epoch": None, "sleep": ""}
+    one |= {"failure": "", "blocks": 100, "used": 0, "batch": 4}
+    engines = [
+        one | {"name": "c/0"},
+        one | {"name": "c.mb/0", "sleep": "off"},
+        one | {"name": "c.mc/0", "ready": False, "failure": "it is too large"},
+    ]
+    models = [
+        {"name": n, "running": 1, "waiting": 2, "engines": [e["name"]]} for n, e in zip("abc", engines, strict=True)
+    ]
+    state = {"running": 3, "waiting": 6, "gateways": 1, "tokens_per_second": 0, "engines": engines, "models": models}
+    blocks, shown = page.evaluate(FIGURES, [stack.url + "/ui/figures.js", state])
+    assert blocks == ["0 of 200 blocks"]
+    assert shown == [
+        "a1 running, 2 waiting",
+        "readyEngine 0 of abatch of 4 · spare scheduler",
+        "b1 running, 2 waiting",
+        "offEngine 0 of ba request wakes it up",
+        "c1 running, 2 waiting",
+        "failedEngine 0 of cit is too large",
+    ]
+
+
 def recorded(**changes: Any) -> str:
     """A line of a recording: two iterations of one request, the second one with `changes`."""
     one = {"step": 1, "at": 0, "ms": 10, "requests": [[1, 4, "i"]], "blocks": 1, "ended": [], "preempted": []}

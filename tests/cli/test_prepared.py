@@ -74,11 +74,27 @@ def test_adapters_that_the_model_cannot_have_are_refused(model: Path, tmp_path: 
     good = write_adapter(tmp_path / "good", load_linears(model, Settings().cache_dir), 0)
     lora = {"model": str(model), "enable_lora": True}
     Prepared.of(Settings(**lora, lora_modules=[f"sql={good}"]), print)
-    assert "'model' is the name of the model" in refused(**lora, lora_modules=[f"model={good}"])
     assert "lora_modules: sql: adapter_config.json: rank 4" in refused(
         **lora, lora_modules=[f"sql={good}"], max_lora_rank=2
     )
     assert f"lora_modules: sql: {tmp_path}/none is no adapter" in refused(**lora, lora_modules=[f"sql={tmp_path}/none"])
+
+
+def test_an_adapter_has_a_name_that_no_model_and_no_other_adapter_has(model: Path, tmp_path: Path) -> None:
+    good = write_adapter(tmp_path / "good", load_linears(model, Settings().cache_dir), 0)
+
+    def refused_names(first: str, second: str) -> str:
+        entries = [
+            {"model": str(model), "served_model_name": [name], "pool": name, "lora_modules": [f"{adapter}={good}"]}
+            for name, adapter in (("one", first), ("two", second))
+        ]
+        with pytest.raises(UsageError) as refusal:
+            Prepared.each(Settings(models=entries, enable_lora=True), print)
+        return str(refusal.value)
+
+    assert "lora_modules: 'one' is a name of the model" in refused_names("one", "law")
+    assert "lora_modules: 'two' is a name of the model" in refused_names("two", "law")
+    assert "lora_modules: 'sql' is a name of an adapter of" in refused_names("sql", "sql")
 
 
 def test_a_hub_that_does_not_answer_is_no_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

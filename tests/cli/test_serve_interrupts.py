@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from gguf_files import write_gguf
 from tiny_models import make_tiny_model
 
+from load.gguf_files import write_gguf
 from load.server import OrcaServer, free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,7 @@ def main() -> int:
     except ValueError as error:
         sys.exit(str(error))
     environments, done = Environments(options.folder), dict[tuple[Client, Served], outcome.Outcome]()
+    outcomes: list[outcome.Outcome] = []
     for served in dict.fromkeys(one for client in clients for one in client.served):
         if options.url and served != DEFAULT:
             continue
@@ -41,12 +43,17 @@ def main() -> int:
             for client in clients:
                 if served in client.served:
                     done[client, served] = _run(client, environments, environment, options.folder)
-    outcomes = [outcome.together(client, done) for client in clients if (client, client.served[0]) in done]
-    table = report.markdown(outcomes)
-    print("\n" + table)
-    if options.markdown:
-        options.markdown.write_text(replaced(options.markdown, outcomes))
+        outcomes = finished(clients, done)
+        if options.markdown:  # a long run that is interrupted leaves what it has found
+            options.markdown.write_text(replaced(options.markdown, outcomes))
+    print("\n" + report.markdown(outcomes))
     return int(any(done.failures for done in outcomes))
+
+
+def finished(clients: list[Client], done: Mapping[tuple[Client, Served], outcome.Outcome]) -> list[outcome.Outcome]:
+    """What the clients did that have run against all their servers."""
+    whole = [client for client in clients if all((client, served) in done for served in client.served)]
+    return [outcome.together(client, done) for client in whole]
 
 
 def _options() -> argparse.Namespace:

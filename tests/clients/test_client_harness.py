@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import outcome, report
-from tests.clients.__main__ import SCRIPTS, replaced
+from tests.clients.__main__ import SCRIPTS, finished, replaced
 from tests.clients.catalogue import CLIENTS, Client, chosen
 from tests.clients.served import DEFAULT, FORMATS
 
@@ -89,6 +89,14 @@ def test_each_of_several_servers_is_a_step(tmp_path: Path) -> None:
     assert outcome.together(several, done).steps == expected
     alone = outcome.Outcome(CLIENT, good)
     assert outcome.together(CLIENT, {(CLIENT, DEFAULT): alone}) is alone
+
+
+def test_a_client_has_a_row_when_it_has_run_against_all_its_servers() -> None:
+    several, good = replace(CLIENT, served=FORMATS[:2]), [outcome.Step("chat", True)]
+    done = {(CLIENT, DEFAULT): outcome.Outcome(CLIENT, good), (several, FORMATS[0]): outcome.Outcome(several, good)}
+    assert finished([CLIENT, several], done) == [outcome.Outcome(CLIENT, good)]
+    done[several, FORMATS[1]] = outcome.Outcome(several, good)
+    assert [one.client for one in finished([CLIENT, several], done)] == [CLIENT, several]
 
 
 def test_a_client_that_is_not_there_is_no_failure() -> None:

@@ -37,7 +37,8 @@ def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = Path(request.param)
     if request.param == "everything":
         folder = tmp_path_factory.mktemp("everything").resolve()
-        parts = ("kuberay/components/autoscaling", "kuberay/components/gcs-store", "monitoring")
+        components = (f"kuberay/components/{name}" for name in ("autoscaling", "gcs-store", "models"))
+        parts = (*components, "monitoring")
         parts_from_there = [os.path.relpath(ROOT / "deploy" / part, folder) for part in parts]
         base = os.path.relpath(ROOT / "deploy/kuberay/base", folder)
         (folder / "kustomization.yaml").write_text(

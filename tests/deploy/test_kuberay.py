@@ -13,6 +13,7 @@ from jsonschema import Draft7Validator
 
 from services.pool.server.resources import max_memory
 from services.settings.settings import Settings
+from services.settings.sources import from_values
 from tests import schemas
 from tests.deploy.conftest import ROOT
 from tests.deploy.kuberay_operator import AGENT_PORT, GCS_PORT, METRICS_PORT
@@ -139,6 +140,12 @@ def configuration(objects: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def given_settings(given: dict[str, str]) -> Settings:
+    """What the environment says of models, their engines and their pools."""
+    own = ("ORCA_MODEL", "ORCA_MODELS", "ORCA_ENGINES", "ORCA_MAX_POOL_BYTES")
+    return from_values({name.removeprefix("ORCA_").lower(): given[name] for name in own if name in given})
+
+
 def test_a_changed_setting_makes_another_cluster(objects: dict[str, Any]) -> None:
     """The name of the ConfigMap ends with a hash, and KubeRay makes a new cluster when the RayService names another."""
     for pod in ray_pods(objects["RayService/orca"]):
@@ -221,11 +228,19 @@ def test_containers_have_a_read_only_root_and_no_rights(objects: dict[str, Any])
 def test_the_pools_memory_has_room_for_a_rewrite_of_its_file(objects: dict[str, Any]) -> None:
     (server,) = objects["StatefulSet/orca-pool"]["spec"]["template"]["spec"]["containers"]
     most = int(server["command"][server["command"].index("--maxmemory") + 1].removesuffix("mb")) << 20
-    given = configuration(objects).get("ORCA_MAX_POOL_BYTES")
-    pool_bytes = int(given) if given else Settings().max_pool_bytes
+    pool_bytes = sum(each.max_pool_bytes for each in given_settings(configuration(objects)).each)
     limit = int(server["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
     assert most == max_memory(pool_bytes, total=limit)
     assert 2 * most < limit
+
+
+def test_the_component_has_two_models_and_an_engine_of_each_has_a_worker(objects: dict[str, Any]) -> None:
+    given = configuration(objects)
+    if "ORCA_MODELS" in given:
+        first, second = given_settings(given).each
+        assert second.min_engines == 0
+        (workers,) = objects["RayService/orca"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        assert first.engines + second.engines == workers["replicas"]
 
 
 def test_the_head_serves_nothing(objects: dict[str, Any]) -> None:

@@ -24,13 +24,13 @@ from test_several_models import Both
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
 
-from cli import status
+from cli import models, status
 from gateway.http.headers import Caller
 from gateway.pool_client.adapters import held
 from load.random_adapter import write_adapter
 from services.adapters.peft import CONFIG, WEIGHTS
 from services.adapters.registry import Registry
-from services.adapters.store import folder_of, locked
+from services.adapters.store import folder_of, locked, registry_of
 from services.metrics.declared import LORA
 from services.models.linears import load_linears
 from services.pool.shards import in_shard
@@ -87,6 +87,28 @@ def _empty(stack: Stack, sources: Path, http: httpx.Client) -> Iterator[None]:
     yield
     for name in registry(stack).adapters:
         assert unload(http, name).is_success
+
+
+def test_the_operator_sees_all_adapters_and_a_tenant_its_own(
+    stack: Stack, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(http, "sql", "one", tenants=["bob"])
+    load(http, "law", "two")
+    told = {card["id"]: card.get("tenants") for card in http.get("/v1/models", headers=OPERATOR).json()["data"]}
+    assert told == {NAME: None, "law": [], "sql": ["bob"]}
+    models.run(["--url", stack.url, "--api-key", "operator"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("tokens")[2].strip() for line in lines] == [
+        "",
+        f"adapter of {NAME}",
+        f"adapter of {NAME}, for bob",
+    ]
+    missing = [chat(http, "nope", key).json()["error"]["message"] for key in (ALICE, BOB)]
+    assert [text.partition("serves ")[2] for text in missing] == [
+        f"'{NAME}' or 'law'.",
+        f"'{NAME}' or 'law' or 'sql'.",
+    ]
+    assert chat(http, NAME, OPERATOR).status_code == 401
 
 
 def ready(stack: Stack) -> None:
@@ -355,15 +377,30 @@ def test_files_go_when_nobody_names_them(stack: Stack, http: httpx.Client) -> No
     assert folder_of(files, digest).exists()
 
 
-def test_the_configuration_s_adapters_are_loaded_again_into_a_pool_that_lost_its_data(
+def test_a_pool_that_lost_its_data_gets_the_adapters_again(
     redis_url: str, folder: Path, settings: Settings, sources: Path
 ) -> None:
+    """Those of the configuration and of routes, and none that was unloaded or replaced; or only those of the
+    configuration, if the file is lost, too."""
     modules = Settings(enable_lora=True, lora_modules=(f"one={sources / 'one'}",)).lora_modules
     own = settings.model_copy(update={"lora_modules": modules})
     with Stack(redis_url, f"lost-{secrets.token_hex(4)}", folder, own) as stack:
         ready(stack)
+        adapters = stack.app.state.gateway.first.adapters
+        for name, path, inplace in (("sql", "two", False), ("law", "three", False), ("sql", "three", True)):
+            stack.call(adapters.load(name, path, inplace))
+        stack.call(adapters.unload("law"))
+        before = registry(stack)
+        for lost in range(2):
+            stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
+            stack.call(adapters.tend())
+            assert registry(stack) == before, lost
+            stack.call(adapters.load("law", "two"))  # changes go on from there
+            stack.call(adapters.unload("law"))
+            before = registry(stack)
+        registry_of(own.files_folder, stack.pool.name).unlink()
         stack.call(stack.pool._server.command("DEL", f"{stack.pool._prefix}adapters"))
-        stack.call(stack.app.state.gateway.first.adapters.tend())
+        stack.call(adapters.tend())
         assert registry(stack).adapters.keys() == {"one"}
 
 

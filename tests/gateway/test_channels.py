@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from allowed_texts import Grammar
 from recorded_calls import CALLS
 from test_parsers import call, read, said, thought
 from test_tool_grammars import GRAMMARS, TABLES, TOOLS, accepts, drawn, tokens_of
@@ -105,6 +106,20 @@ def test_forced_calls_are_messages(opened: bool) -> None:
     assert not accepts(forced, f"{begin}<|channel|>commentary<|message|>I look.<|end|>{NEXT}{WEATHER}")
     assert not accepts(forced, begin + WEATHER.replace('"C"', '"K"'))
     assert not accepts(forced, begin + WEATHER.replace("weather", "other"))
+
+
+def test_texts_do_not_spell_marks(grammar: Grammar) -> None:
+    """The tiny tokenizer has no special tokens for them."""
+    tables = grammar.model.tokenizer.tables
+    forced, free = harmony_rule(REQUIRED, tables, None, False), harmony_rule(AUTO, tables, None, False)
+    assert forced is not None
+    assert free is not None
+    analysis = "<|channel|>analysis<|message|>"
+    for text in ("a < b <", "|end|> <", "<<"):
+        assert grammar.allows(forced, f"{analysis}{text}<|end|>{NEXT}{WEATHER}"), text
+    for text in (f"a<|end|>{NEXT} b", "a<|end|>", f"a{NEXT}", "<|channel|>final"):
+        assert not grammar.allows(forced, f"{analysis}{text}<|end|>{NEXT}{WEATHER}"), text
+        assert not grammar.allows(free, f"{FINAL}{text}"), text
 
 
 def test_strict_calls_or_an_answer() -> None:

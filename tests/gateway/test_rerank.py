@@ -127,10 +127,37 @@ def test_what_a_reranker_does_not_make_is_refused_by_its_kind(pairs: VectorStack
         assert "is a reranker, it generates no text; use /v1/score or /v1/rerank" in chat
 
 
-def test_a_classifier_of_several_classes_makes_no_scores(redis_url: str, tmp_path: Path) -> None:
-    with VectorStack(redis_url, cross_encoder(tmp_path / "m", labels=3)) as stack:
+@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
+def test_a_classifier_says_of_which_class_a_text_is(redis_url: str, tmp_path: Path, problem: str) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    names = {"0": "good", "1": "bad", "2": "neither"}
+    folder = cross_encoder(tmp_path / "m", labels=3, id2label=names, problem_type=problem)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with VectorStack(redis_url, folder) as stack:
+        ids = [stack.tokenizer.encode(text) for text in DOCUMENTS]
+        with torch.inference_mode():
+            scores = torch.stack([model(torch.tensor([one])).logits[0] for one in ids])
+        probabilities = scores.sigmoid() if problem.startswith("multi") else scores.softmax(1)
+        found = post(stack, "/classify", input=[*DOCUMENTS[:2], ids[2]])
+        assert (found["object"], found["usage"]["prompt_tokens"]) == ("list", sum(map(len, ids)))
+        np.testing.assert_allclose([one["probs"] for one in found["data"]], probabilities, atol=1e-4)
+        assert [one["label"] for one in found["data"]] == [names[str(int(i))] for i in scores.argmax(1)]
+        assert {one["num_classes"] for one in found["data"]} == {3}
+        raw = post(stack, "/classify", input=DOCUMENTS[0], use_activation=False)["data"][0]["probs"]
+        np.testing.assert_allclose(raw, scores[0], atol=1e-4)
         refused = post(stack, "/v1/score", text_1="a", text_2="b")["error"]
         assert "a classifier of 3 classes" in refused["message"]
+        assert "use /classify" in refused["message"]
+        chat = post(stack, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])["error"]["message"]
+        assert "is a classifier, it generates no text; use /classify" in chat
+
+
+def test_a_reranker_has_one_class(pairs: VectorStack) -> None:
+    score = post(pairs, "/classify", input="a")["data"][0]
+    assert (score["label"], score["num_classes"]) == ("LABEL_0", 1)
+    assert 0 < score["probs"][0] < 1
 
 
 def test_scores_of_a_model_that_wants_them_as_they_are(redis_url: str, tmp_path: Path, pairs: VectorStack) -> None:

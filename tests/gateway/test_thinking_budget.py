@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resumed_streams import KINDS, check_resumed_at_every_event
 from stack import NAME
 from tiny_text import make_folder
 
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import PartKind
+from gateway.answer.plan import AnswerKind
 from gateway.executor import FairExecutor
 from gateway.http.body import validate
 from gateway.http.headers import Caller
@@ -78,8 +80,8 @@ class Family:
         async def living() -> EngineFigures:
             return figures
 
-        model = ServedModel(NAME, self.tokenizer, self.info, 1)
-        self._validator = Validator("gateway", model, Settings(), FairExecutor(), living)
+        self.model = ServedModel(NAME, self.tokenizer, self.info, 1)
+        self._validator = Validator("gateway", self.model, Settings(), FairExecutor(), living)
         self._figures = figures
 
     def asked(self, **fields: Any) -> ValidatedRequest:
@@ -141,3 +143,17 @@ def test_the_reasoning_ends_after_its_budget(
         assert parser
         parts = [*parser.push(family.tokenizer.decode(tokens, plan.skip_special_tokens)), *parser.finish()]
         assert "the" in [part.name for part in parts if part.kind is PartKind.CALL]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("required", [False, True])
+def test_engine_and_gateway_die_at_every_token(family: Family, required: bool, kind: AnswerKind) -> None:
+    fields: dict[str, Any] = {"seed": 1, "thinking_token_budget": 9, "max_tokens": 60}
+    fields["chat_template_kwargs"] = {"start": family.begin.rstrip("\n")}
+    closing = family.tokenizer.special_ids.intersection(family.tokenizer.encode(family.end))
+    fields |= {"logit_bias": {str(id): -100 for id in closing}} | (REQUIRED if required else {})
+    made = family.asked(**fields)
+    tokens = family.output(made, set())
+    assert family.output(made, set(range(60))) == tokens
+    said = tokens[:-1] if tokens[-1] in family.info.eos_token_ids else tokens
+    assert check_resumed_at_every_event(family.model, made.plan, said, kind) > 5

@@ -16,6 +16,7 @@ from stack import NAME, Server, Stack
 
 from cli import status
 from services.errors import OrcaError
+from services.messages import Exchange, Room
 from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
@@ -43,6 +44,24 @@ def test_no_engine_yet(lonely: Stack) -> None:
         check(http.get("/ready"), 503, "no_engine")
         check(http.post("/v1/completions", json=BODY), 503, "no_engine")
         assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
+
+
+def test_requests_for_a_model_that_no_engine_can_load_get_the_reason(lonely: Stack) -> None:
+    reason = "The model could not be loaded: it is too large"
+
+    async def fail() -> None:
+        epoch = (await lonely.pool.acquire("seat", "test", 60)).epoch
+        told = Exchange("seat", epoch, 1, [], Room(0, 0, 1), gauges={"ready": 0}, summary="it is too large")
+        await lonely.pool.exchange(told)
+
+    lonely.call(fail())
+    with httpx.Client(base_url=lonely.url) as http:
+        wait_until(lambda: http.get("/v1/models").json()["data"][0]["status"] == "failed")
+        assert http.get("/v1/models").json()["data"][0]["failure"] == "it is too large"
+        refused = http.post("/v1/completions", json=BODY)
+        check(refused, 503, "no_engine")
+        assert refused.json()["error"]["message"] == f"{reason}; try again later."
+        assert http.get("/ready").json()["error"]["message"] == reason
 
 
 @pytest.mark.parametrize(

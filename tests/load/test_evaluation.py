@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from load.bench.timing import Scale
 from load.chaos.streams import Outcome
 from load.curves import Curve, Point, to_json
 from load.evaluation import __main__ as evaluation
-from load.evaluation.bench import CLIENT, Bench, Found, Spent
-from load.evaluation.parts import PARTS, figure_10, neighbours, overload, recovery, start
+from load.evaluation.bench import CLIENT, Bench, Found, Peers, Spent
+from load.evaluation.parts import PARTS, figure_10, neighbours, overload, peers, recovery, sizes, start
 from load.evaluation.parts.figure_10 import ITERATION, LOADS, REQUEST
 from load.evaluation.results import measured, page_of, read, save
-from load.options import Options
+from load.options import CACHE, Options
 from load.report import quantile
 from load.server import ROOT
 from load.trace import Answer, HttpRequest, Request, Run
@@ -98,8 +100,30 @@ def test_figures_are_computed_from_arrivals_and_seconds() -> None:
     assert (quantile([3.0, 1.0, 2.0], 0.5), quantile([3.0, 1.0, 2.0], 0.99)) == (2.0, 3.0)
 
 
+def test_a_model_of_random_weights_is_measured_as_stored(tmp_path: Path) -> None:
+    """A folder and a file of the same shape; one that is stored in a format has no folder."""
+    (tmp_path / "kernels").symlink_to(CACHE / "kernels")
+    options = Options(shape="tiny", cache_dir=tmp_path, device="cpu", dtype="float32")
+    named = Peers(vllm_python=tmp_path / "python", llama_server=tmp_path / "llama-server")
+    for form, expected in (
+        ("", ["Orca", "vLLM", "Orca, tiny-Q4_K_M.gguf", "llama.cpp, tiny-Q4_K_M.gguf"]),
+        ("Q8_0", ["Orca, tiny-Q8_0.gguf", "llama.cpp, tiny-Q8_0.gguf"]),
+    ):
+        bench = Bench(replace(options, format=form), peers=named)
+        assert [name for name, _ in peers.servers(bench, tmp_path)] == expected
+    short = Scale(window=0.0001, budget=0.0, row_counts=(1,))
+    found = [sizes.floors(replace(options, format=form), short) for form in ("", "Q8_0")]
+    assert set(found[0]) == {name for name, _ in (*sizes.streams(), *sizes.prompts())} | {"memory, MiB"}
+    assert 3.5 < found[0]["memory, MiB"] / found[1]["memory, MiB"] < 4.0
+
+
 def test_peers_are_measured_only_where_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked, needed in ((["--part", "peers"], "needs --vllm"), (["--llama-server", "x"], "belong together")):
+    for asked, needed in (
+        (["--part", "peers"], "needs --vllm"),
+        (["--llama-server", "x"], "needs --gguf FILE, or --shape"),
+        (["--format", "Q8_0"], "random weights of --shape"),
+        (["--shape", "tiny", "--format", "fp8"], "one of Q4_0"),
+    ):
         with pytest.raises(SystemExit):
             evaluation.main(asked)
         assert needed in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from load.curves import Curve, Point, sweep
 from load.in_process import LocalPool, Served, Setup
 from load.recording import BATCH, SCHEDULERS, example, file_of
 from load.simulation import __main__ as simulate
-from load.simulation import paper, plan
+from load.simulation import drafts, paper, plan
 from load.simulation.cost import TABLE_1, IterationTime, Partition
 from load.simulation.engine import VirtualEngine
 from load.simulation.faster_transformer import batch_seconds, largest_batch, serve
@@ -187,6 +188,29 @@ def test_a_budget_cuts_prompts_into_chunks_and_memory_bounds_the_batch() -> None
     # 4 tokens of the first; then one of it and 3 of the second, twice; then the last one
     assert times([sized(4, 4), sized(7, 1)], 2, token_budget=4) == [[1.0, 2.0, 3.0, 4.0], [4.0]]
     assert [one[0] for one in times([sized(16, 16)] * 2, 8, slots=48)] == [1.0, 17.0]
+
+
+def test_as_many_tokens_of_a_draft_count_as_are_right() -> None:
+    cost = Seconds(1.0)
+
+    async def serve() -> tuple[Any, Any]:
+        engine = VirtualEngine(cost, accepted=1.0)
+        first = await engine.start(Iteration("e", 1, {"a": 4}, [NewRequest("a", [7] * 4, 4, SamplingParams(9))]))
+        second = await engine.start(Iteration("e", 2, {"a": 1}, drafts={"a": [7, 7]}))
+        await engine.start(Iteration("e", 3, {"a": 1}))
+        return first, second
+
+    first, second = run_in_virtual_time(serve())
+    assert (first.more, second.num_tokens) == ({}, 3)
+    assert cost.computed == [([(0, 4)], 1), ([(4, 3)], 3), ([(7, 1)], 1)]
+
+
+def test_drafts_gain_most_for_a_lone_stream_and_cost_little_where_they_are_wrong() -> None:
+    lone, several = (list(drafts.gains(TABLE_1["13B"], streams).values())[1:] for streams in (1, 8))
+    assert min(lone[0], several[0]) > 0.97
+    assert lone[2] > 3.0
+    assert all(before < after for gains in (lone, several) for before, after in pairwise(gains))
+    assert all(one > other for one, other in zip(lone[1:], several[1:], strict=True))
 
 
 def test_a_user_asks_again_when_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -74,6 +75,9 @@ def test_an_engine_wakes_up_if_none_is_awake_or_requests_have_waited_long(
         ),
         (pool(seat("c/0", OFF), seat("c/1", ready=0.0)), "the model was off and wakes up"),
         (pool(seat("c/0", ready=0.0)), "no engine is ready"),
+        (pool(replace(seat("c/0", ready=0.0), summary="it is too large")), "no engine is ready: it is too large"),
+        (pool(replace(seat("c/0", ready=0.0), summary="it"), seat("c/1", COLD)), "the model was cold and wakes up"),
+        (pool(replace(seat("c/0", alive=False, ready=0.0), summary="it")), "no engine is ready"),
         (pool(), "no engine is ready"),
         (None, "no engine is ready"),
     ],

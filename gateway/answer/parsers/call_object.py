@@ -57,9 +57,10 @@ class CallObject:
     is not such an object; the last character read does not belong to it.
     """
 
-    def __init__(self, name: str = "", named: str = "name") -> None:
+    def __init__(self, name: str = "", named: str = "name", argued: tuple[str, ...] = ARGUMENTS) -> None:
         """`name`: the name of the call, if it is known; then only the arguments follow. `named`: the member with the
-        name; empty: the first member is the arguments, and its key the name."""
+        name; empty: the first member is the arguments, and its key the name. `argued`: the members with the
+        arguments."""
         self.name = name
         self._named = named
         self._alone = bool(name)
@@ -67,7 +68,8 @@ class CallObject:
         self._read: Callable[[str], None] = self._value if name else self._key
         self._after_string: Callable[[str], None] = self._end_key
         self._written: list[str] = []  # of the string or scalar that is being read
-        self._field = ARGUMENTS[0]
+        self._members = argued
+        self._field = argued[0]
         self._composite: Composite | None = None
         self._escaped = False
         self._escape = ""  # of arguments that are a string
@@ -110,7 +112,7 @@ class CallObject:
 
     def _end_key(self, key: str) -> None:
         if not self._named and not self.name:  # the key of the arguments is the name
-            self.name, key = _whole(key), ARGUMENTS[0]
+            self.name, key = _whole(key), self._members[0]
         self._field = key
         self._read = self._colon
 
@@ -123,7 +125,7 @@ class CallObject:
     def _value(self, c: str) -> None:
         if c in SPACE:
             return
-        arguments = self._field in ARGUMENTS and not self.argued
+        arguments = self._field in self._members and not self.argued
         naming = self._field == self._named and not self.name
         if (naming and c != '"') or (self._alone and c != "{"):
             self.broken = True
@@ -175,7 +177,7 @@ class CallObject:
             self._written.append(c)
             return
         written = "".join(self._written)
-        if self._field in ARGUMENTS and not self.argued and written != "null":
+        if self._field in self._members and not self.argued and written != "null":
             self._argue(written, True)
         self._read = self._next
         self._next(c)

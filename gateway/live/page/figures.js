@@ -8,12 +8,12 @@ export class Figures {
     this._states = [];
   }
 
-  /** Show a `state` event; `iterations`: { rate, tokens } of the last second. */
+  /** Show a `state` event; `iterations`: what `ratesOf` returns. */
   show(state, iterations) {
     const living = state.engines.filter(({ alive }) => alive);
     const names = living.map(({ name }) => name);
     const used = sum(living, "used");
-    const blocks = sum(living, "blocks");
+    const blocks = sum(living.filter(({ sleep }) => !sleep), "blocks"); // an engine that sleeps gave its memory back
     const values = {
       running: state.running,
       waiting: state.waiting,
@@ -24,6 +24,8 @@ export class Figures {
       "gap-99": state.gap_ms?.[1],
       iterations: iterations.rate,
       "tokens-per-iteration": iterations.tokens,
+      drafts: iterations.right,
+      "drafts-gain": iterations.gain,
       kv: blocks ? (100 * used) / blocks : null,
     };
     this._states.push(values);
@@ -37,7 +39,9 @@ export class Figures {
     const numberOf = (one) => labelOf(one.name, one.alive ? names : [...names, one.name]);
     const labelled = (one) =>
       engine(one, modelOf.has(one.name) ? `${one.name.split("/").pop()} of ${modelOf.get(one.name)}` : numberOf(one));
-    element("engines").replaceChildren(...models.map(model), ...state.engines.map(labelled));
+    const enginesOf = (own) => state.engines.filter((one) => own.engines.includes(one.name)).map(labelled);
+    const rows = models.flatMap((one) => [model(one), ...enginesOf(one)]);
+    element("engines").replaceChildren(...(models.length ? rows : state.engines.map(labelled)));
   }
 
   _figure(name, value) {
@@ -53,6 +57,27 @@ export class Figures {
   }
 }
 
+/** Over the two seconds before `now`, in ms: iterations a second, tokens of an iteration, the share of drafted tokens that
+ * were right, in percent, and the tokens that an increment has because of them. */
+export function ratesOf(timelines, now) {
+  let [count, tokens, increments, guesses, right] = [0, 0, 0, 0, 0];
+  for (const { items } of timelines) {
+    for (let i = items.length - 1; i >= 0 && items[i].at > now - 2000; i--) {
+      const item = items[i];
+      if (item.gap) continue;
+      count += 1;
+      tokens += item.tokens;
+      increments += item.decoded;
+      for (const draft of item.drafted.values()) {
+        guesses += draft.guesses;
+        right += draft.right;
+      }
+    }
+  }
+  const drafts = guesses ? { right: (100 * right) / guesses, gain: 1 + right / increments } : {};
+  return { rate: count / 2, tokens: count ? tokens / count : 0, ...drafts };
+}
+
 /** The row of one of several models. */
 function model({ name, running, waiting }) {
   const item = document.createElement("li");
@@ -63,16 +88,21 @@ function model({ name, running, waiting }) {
   return item;
 }
 
-function engine({ name, ready, sleep, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
+function engine(one, label) {
+  const { name, ready, sleep, failure, alive, spare, spare_scheduler: second, epoch, blocks, used, batch } = one;
   const item = document.createElement("li");
-  const state = alive ? (ready ? "ready" : "starting") : "down";
+  const state = !alive || failure ? "down" : ready ? (sleep ? "asleep" : "ready") : "starting";
   const head = item.appendChild(document.createElement("div"));
   head.className = "engine-head";
-  add(head, "span", `state-${state}`, (ready && sleep) || state);
+  add(head, "span", `state-${state}`, alive ? (failure && "failed") || (ready && sleep) || state : state);
   add(head, "strong", "", `Engine ${label}`).title = name;
   if (epoch) add(head, "span", "quiet", `epoch …${epoch.slice(-4)}`).title = epoch;
   if (!alive) {
     add(item, "div", "quiet", "no scheduler runs it");
+    return item;
+  }
+  if (failure || (ready && sleep)) {
+    add(item, "div", "quiet", failure || "a request wakes it up");
     return item;
   }
   const bar = item.appendChild(document.createElement("div"));

@@ -2,7 +2,7 @@
 
 import { Chart, WIDTHS } from "./chart.js";
 import { Feed } from "./feed.js";
-import { Figures, labelOf } from "./figures.js";
+import { Figures, labelOf, ratesOf } from "./figures.js";
 import { clock } from "./overlay.js";
 import { inspectable } from "./inspect.js";
 import { Timeline } from "./timeline.js";
@@ -62,7 +62,8 @@ export class Live {
       element("nothing").hidden = true;
       this._draw();
     } else if (event === "state") {
-      this._figures.show(data, this._rates());
+      const timelines = [...this._engines.values()].map(({ timeline }) => timeline);
+      this._figures.show(data, ratesOf(timelines, Date.now()));
     } else if (event === "lost") {
       this._lost += data.batches;
       element("lost").hidden = false;
@@ -179,19 +180,5 @@ export class Live {
       if (moving) this._draw();
       return undefined;
     });
-  }
-
-  /** Iterations a second and tokens of an iteration, over the last two seconds. */
-  _rates() {
-    const since = Date.now() - 2000;
-    let [count, tokens] = [0, 0];
-    for (const { timeline } of this._engines.values()) {
-      for (let i = timeline.items.length - 1; i >= 0 && timeline.items[i].at > since; i--) {
-        if (timeline.items[i].gap) continue;
-        count += 1;
-        tokens += timeline.items[i].tokens;
-      }
-    }
-    return { rate: count / 2, tokens: count ? tokens / count : 0 };
   }
 }

@@ -110,7 +110,8 @@ export class Timeline {
       cells[index * WORDS + 2] = request.number;
     });
     const drafted = new Map(drafts.map(([n, guesses, right]) => [this._request(epoch, n).uid, { guesses, right }]));
-    this._push({ step, at, ms, epoch, cells, tokens, prompts, blocks, drafted, gap: false });
+    const decoded = requests.filter(([, , kind]) => kind === "t").length;
+    this._push({ step, at, ms, epoch, cells, tokens, prompts, blocks, drafted, decoded, gap: false });
     const second = Math.floor(at / 1000);
     if (!last || Math.floor(last.at / 1000) !== second) this.seconds.push(this.end - 1);
     for (const n of preempted) if (runs.has(n) && runs.get(n) !== "r") leave(n, "preempted");

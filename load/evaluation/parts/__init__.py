@@ -8,8 +8,19 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from load.evaluation.parts import figure_10, neighbours, over_http, overload, peers, plane, recovery, sleep, start
+from load.evaluation.parts import (
+    figure_10,
+    neighbours,
+    over_http,
+    overload,
+    peers,
+    plane,
+    recovery,
+    sizes,
+    sleep,
+    start,
+)
 
 # in the order in which they are measured: those in this process first
-ORDER = (figure_10, over_http, recovery, overload, neighbours, plane, start, sleep, peers)
+ORDER = (figure_10, over_http, recovery, overload, neighbours, plane, start, sleep, peers, sizes)
 PARTS: dict[str, ModuleType] = {part.__name__.rpartition(".")[2]: part for part in ORDER}

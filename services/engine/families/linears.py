@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -18,17 +19,19 @@ from transformers.pytorch_utils import Conv1D
 
 from services import wire
 from services.adapters.peft import LowRank
+from services.engine.backends.stock.states import CACHE_ARGUMENTS
 from services.engine.families.config import load_config
 from services.engine.families.fit import open_fitted
 from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import spec_of
 from services.engine.spec import DecoderSpec
+from services.engine.weights.tensors import Tensors
 from services.errors import ModelError
 from services.files import write_atomically
 from services.models.linears import Linears, LinearShape, kept_at
 from services.models.pooling import pooling_of
 
-STATES = "belongs to a model whose layers keep a state; adapters do not change such models here"
+STATES = "belongs to a part that keeps a state, which runs for some requests at a time; leave it out of target_modules"
 NO_TEXT = "belongs to a model that makes vectors; adapters change models of text"
 HEAD = "makes the logits; adapters change linear layers inside of the model's layers"
 OTHER = "is no product that adapters change here; leave it out of target_modules"
@@ -37,10 +40,39 @@ OTHER = "is no product that adapters change here; leave it out of target_modules
 def find_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
     """The linear layers of the model in `folder`. Raises ModelError."""
     config = load_config(folder)
-    obstacle = NO_TEXT if pooling_of(folder) else STATES if _keeps_states(config) else ""
+    obstacle = NO_TEXT if pooling_of(folder) else ""
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # tensors with shapes, and no numbers
     with mode:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    found, spec = shapes_of(model), spec_of(config)
+    if obstacle:
+        changed = set[str]()
+    elif spec:
+        changed = read_by_family(spec, open_fitted(folder, cache), found)
+    else:
+        with mode:
+            changed = _called(model, found)
+        for name in _with_states(model, config, found):
+            found[name] = replace(found[name], obstacle=STATES)
+    return {n: s if s.obstacle or n in changed else replace(s, obstacle=obstacle or OTHER) for n, s in found.items()}
+
+
+def _with_states(model: Any, config: Any, linears: dict[str, LinearShape]) -> list[str]:
+    """Those inside of what a layer with a state gives its cache to."""
+    kinds = DynamicCache(config=config).layers
+    layers = [f".{i}." for i, kind in enumerate(kinds) if isinstance(kind, LinearAttentionCacheLayerMixin)]
+    taking = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if any(argument in inspect.signature(module.forward).parameters for argument in CACHE_ARGUMENTS)
+    ]
+    inner = [one for one in taking if not any(other != one and other.startswith(one) for other in taking)]
+    keeping = tuple(name for name in inner if any(layer in f".{name}" for layer in layers))
+    return [name for name in linears if name.startswith(keeping)]
+
+
+def shapes_of(model: Any) -> dict[str, LinearShape]:
+    """The linear layers of transformers' model."""
     head, found = model.get_output_embeddings(), dict[str, LinearShape]()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -48,25 +80,11 @@ def find_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
         elif isinstance(module, Conv1D):
             inputs, outputs = module.weight.shape
             found[name] = LinearShape(outputs, inputs, inputs_first=True)
-    spec = spec_of(config)
-    if obstacle:
-        changed = set[str]()
-    elif spec:
-        changed = _read_by_family(spec, folder, cache, found)
-    else:
-        with mode:
-            changed = _called(model, found)
-    return {n: s if s.obstacle or n in changed else replace(s, obstacle=obstacle or OTHER) for n, s in found.items()}
+    return found
 
 
-def _keeps_states(config: Any) -> bool:
-    """Whether layers keep a state in place of keys and values. They run for some requests at a time."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
-
-
-def _read_by_family(spec: DecoderSpec, folder: Path, cache: Path, linears: dict[str, LinearShape]) -> set[str]:
-    """Those that the family's reader of weights makes products of."""
-    base = open_fitted(folder, cache)
+def read_by_family(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearShape]) -> set[str]:
+    """Those that the family's reader of weights makes products of. `base`: the model's tensors."""
     ones = {
         name: LowRank(np.ones((1, shape.inputs), np.float32), np.ones((shape.outputs, 1), np.float32), 1.0)
         for name, shape in linears.items()

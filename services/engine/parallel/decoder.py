@@ -81,6 +81,12 @@ class RankDecoder(ABC):
         return " ".join(parts)
 
     @property
+    def depth(self) -> int:
+        """How many layers this rank has."""
+        first, end = self._layout.layers(self._spec.layers)
+        return end - first
+
+    @property
     def layers(self) -> list[LayerShape]:
         return _shapes(self._part, *self._layout.layers(self._spec.layers))
 

@@ -142,7 +142,8 @@ def load_fast(
 
     dtype = devices.choose_dtype(settings, device)
     tiles, cached = partial(Tiles.fitting, dtype), devices.choose_cache_dtype(settings, dtype)
-    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, cached, allocate), layout)
+    most_rank = settings.max_lora_rank if settings.adapters and not spec.both_ways else 0
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, cached, allocate, most_rank), layout)
 
 
 def open_model(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from services.engine.adapters import NO_CHANGE, Adapter
 from services.engine.batch.adjustments import COUNT, Adjustments, AllowedTokens
 from services.engine.batch.flat_batch import FlatBatch, pack_batch
 from services.engine.batch.grammars import DraftMask
@@ -22,6 +24,7 @@ from services.models.pooling import Pooling
 from services.requests import SamplingParams
 
 LOGPROBS = 20  # the most that the API takes
+ADAPTER = "rehearsal"  # takes the digest's place
 CHANGED = 1 << 14  # tokens of each request whose logits penalties change
 # slow paths of all kinds: what they need of memory does not depend on the numbers
 SAMPLING = SamplingParams(1, temperature=1.0, top_p=0.9, top_k=50, logprobs=LOGPROBS, prompt_logprobs=LOGPROBS)
@@ -33,10 +36,15 @@ def rehearse(
     """The bytes that the largest iteration takes from the allocator of a GPU and gives back; on a CPU it runs, too.
 
     It has `MOST_REQUESTS` requests of `length` tokens, of which it computes `MOST_TOKENS`: prompts that are scored,
-    increments behind the longest contexts, and drafts; each with all that changes logits. `decoder` is bound to a
-    cache, in whose first block all keys and values are written. Ranks compute their own part without the others.
+    increments behind the longest contexts, and drafts; each with all that changes logits, and with an adapter if they
+    are served. `decoder` is bound to a cache, in whose first block all keys and values are written. Ranks compute their
+    own part without the others.
     """
-    batch = largest_batch(length, vocab, block_size, pooling)
+    adapter = ADAPTER if decoder.adapters else ""
+    if decoder.adapters:
+        layers = decoder.depth if isinstance(decoder, RankDecoder) else 0
+        decoder.adapters.put(adapter, Adapter({}, [NO_CHANGE] * layers))
+    batch = largest_batch(length, vocab, block_size, pooling, adapter)
     on_gpu, before = device.type == "cuda", 0
     if on_gpu:
         free_unused()  # else what the allocator has left would be taken first, and not counted
@@ -52,6 +60,8 @@ def rehearse(
                 assert logits is not None
                 _sample(logits, batch)
                 PromptScorer(decoder, vocab, None).score(batch)
+    if decoder.adapters:
+        decoder.adapters.drop(adapter)
     return int(torch.cuda.max_memory_reserved(device)) - before if on_gpu else 0
 
 
@@ -65,11 +75,11 @@ def largest_of(whole_prompt: int) -> LargestIteration:
     return LargestIteration(MOST_REQUESTS, max(MOST_TOKENS, whole_prompt), MOST_ROWS)
 
 
-def largest_batch(length: int, vocab: int, block_size: int, pooling: Pooling | None) -> FlatBatch:
+def largest_batch(length: int, vocab: int, block_size: int, pooling: Pooling | None, adapter: str = "") -> FlatBatch:
     """See `rehearse`. Texts that become vectors have no scores and no increments."""
     if pooling:
         return _texts(length, block_size, pooling)
-    drafted = MOST_ROWS - MOST_REQUESTS
+    sampling, drafted = replace(SAMPLING, adapter=adapter), MOST_ROWS - MOST_REQUESTS
     length -= 1  # the draft is a token, too
     ids, blocks = [1] * length, _blocks(length + 1, block_size)
     changes = Adjustments(SAMPLING, frozenset(), vocab)
@@ -80,7 +90,7 @@ def largest_batch(length: int, vocab: int, block_size: int, pooling: Pooling | N
     left = MOST_TOKENS - drafted
     for others in reversed(range(MOST_REQUESTS)):
         count = min(length, left - others)
-        state = RequestState(str(others), ids, length, SAMPLING, length - count, blocks)
+        state = RequestState(str(others), ids, length, sampling, length - count, blocks)
         state.adjustments, state.grammar = changes, DraftMask(mask)
         state.allowed = AllowedTokens(range(min(vocab, LOGPROBS)), vocab)
         state.prompt_scores = PromptScores() if count > 1 else None

@@ -22,15 +22,18 @@
 --   have        [id, tokens that the pool has, ...]
 --   lost        1 if exchanges were lost
 --   surplus     1 if the seat is surplus
+--   forgotten   [id, ...] of dropped sequences whose texts it may have for drafts
 local seat, call, room = args.seat, args.call, named(args.room)
 local seat_key = P .. "seat:" .. seat
 begin()
 local surplus = is_surplus(seat)
+local MAX_FORGOTTEN = 1000 -- sequences that one reply tells; the next one tells others
 local COLD = 2 -- the gauge `sleep` of an engine without weights: `SleepLevel` in services/overview.py
 
-local function reply(claimed, foreign, lacking, lost)
+local function reply(claimed, foreign, lacking, lost, forgotten)
   return by_name({ claims = contents_of_claims(claimed), cancelled = redis.call("SMEMBERS", P .. "cancelled:" .. seat),
-    foreign = foreign, have = lacking, lost = lost, surplus = surplus and 1 or 0 })
+    foreign = foreign, have = lacking, lost = lost, surplus = surplus and 1 or 0,
+    forgotten = forgotten })
 end
 
 -- Whether this seat's engine has no weights because it sleeps, and no other engine has them.
@@ -54,7 +57,7 @@ local last = tonumber(held[2])
 if call == last then
   return reply(unpack(cmsgpack.unpack(held[3])))
 elseif call < last then
-  return reply({}, {}, {}, 0)
+  return reply({}, {}, {}, 0, {})
 end
 
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
@@ -93,7 +96,7 @@ for id, count in pairs(lacking) do
   lacking_ids[#lacking_ids + 1] = id
   lacking_ids[#lacking_ids + 1] = count
 end
-local said = { claimed, foreign_ids, lacking_ids, lost }
+local said = { claimed, foreign_ids, lacking_ids, lost, redis.call("SPOP", P .. "forgotten:" .. seat, MAX_FORGOTTEN) }
 redis.call("HSET", seat_key, "call", call, "said", cmsgpack.pack(said), "gauges", args.gauges, "summary", args.summary)
 if args.figures then
   redis.call("HSET", seat_key, "figures", args.figures)

@@ -213,6 +213,36 @@ def _() -> None:
     check_call(item.name, item.arguments)
 
 
+@step("custom tools: chat and its stream, responses and their stream, a tool loop")
+def _() -> str:
+    syntax = {"syntax": "regex", "definition": "[a-z]{3,12}( [a-z]{3,12}){0,3}"}
+    nested: Any = {"name": "note", "description": "Note a text.", "format": {"type": "grammar", "grammar": syntax}}
+    flat: Any = [{"type": "custom", **nested, "format": {"type": "grammar", **syntax}}]
+    forced: Any = {"tools": [{"type": "custom", "custom": nested}], "tool_choice": "required", "temperature": 0}
+    message = create(**forced).choices[0].message
+    (call,) = message.tool_calls
+    expect(call.type == "custom" and call.custom.name == "note" and call.custom.input, call)
+    pieces = [
+        piece.to_dict()["custom"]["input"]
+        for chunk in create(**forced, stream=True)
+        for piece in (chunk.choices[0].delta.tool_calls or () if chunk.choices else ())
+    ]
+    expect("".join(pieces) == call.custom.input, pieces)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "noted"}
+    history = [*MESSAGES, message.to_dict(), result]
+    expect(create(messages=history, tools=forced["tools"], tool_choice="none").choices[0].message.content, "no answer")
+    made = respond(tools=flat, tool_choice={"type": "custom", "name": "note"})
+    item = made.output[-1]
+    expect(item.type == "custom_tool_call" and item.input, made)
+    events = list(respond(tools=flat, tool_choice="required", stream=True))
+    said = "".join(event.delta for event in events if event.type == "response.custom_tool_call_input.delta")
+    expect(said == events[-1].response.output[-1].input == item.input, said)
+    output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "noted"}
+    again = respond(input=[output], previous_response_id=made.id, tools=flat, tool_choice="none")
+    expect(again.output_text, again)
+    return item.input
+
+
 @step("what cannot run is a BadRequestError")
 def _() -> None:
     unknown: Any = {"type": "function", "function": {"name": "nothing"}}

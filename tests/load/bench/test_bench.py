@@ -20,6 +20,7 @@ from load.bench.rates import KERNEL, measure_rates
 from load.bench.sampling import KINDS
 from load.bench.shapes import FORMATS, SHAPES
 from load.bench.timing import Scale
+from load.options import CACHE
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.engine.weights.random_tensors import RandomTensors
@@ -93,14 +94,17 @@ def test_drafts(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=4096)
     status, found = bench(tmp_path, "drafts", model=("--model", str(folder)))
     assert (status, found["failed"]) == (0, {})
-    kinds = [one["drafts"] for one in found["parts"]["drafts"]]
-    texts = ["editing", "summary", "chat", "schema", "chat again", "schema again"]
-    assert kinds == [*texts, "0 right", "0.5 right", "0.9 right", "1 right"]
+    cells = {one["drafts"]: one for one in found["parts"]["drafts"]}
+    assert list(cells) == ["0 right", "0.5 right", "0.9 right", "1 right", "editing", "summary", "chat", "schema"]
+    assert all(one["streams"] == 2 for one in cells.values())
+    assert cells["0 right"]["right"] == 0 < cells["1 right"]["right"] == cells["1 right"]["drafted"]
+    assert cells["editing"]["least"] == "0.97"  # other gains are those of other numbers of streams
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "Q4_K_M"])
 def test_a_shape_in_a_format(form: str, tmp_path: Path) -> None:
-    status, found = bench(tmp_path, "increments", more=("--format", form))
+    (tmp_path / "kernels").symlink_to(CACHE / "kernels")
+    status, found = bench(tmp_path, "increments", more=("--format", form, "--cache-dir", str(tmp_path)))
     assert (status, found["failed"]) == (0, {})
     assert found["model"] == f"tiny-{form}"
     assert found["parts"]["increments"][0]["floor_seconds"] > 0.0

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from load.chaos import __main__ as command
+from load.chaos.aof import Transaction
 from load.chaos.checker import Least, check
 from load.chaos.faults import FAULTS, Fault, plan
-from load.chaos.grounds import ChaosOptions, Injection, OwnPool, Shards, shards_of
+from load.chaos.grounds import AskedModel, ChaosOptions, History, Injection, OwnPool, Shards, by_model, shards_of
 from load.chaos.history import Delivery, Done, End, Recorder, Submit, Violation, read
 from load.chaos.run import inject, inject_faults, print_results, run
 from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Recovery, Streams, recovery
 from load.chaos.vectors import as_events
-from load.chaos.workload import difference, error_in, is_constrained, poison, requests, vectors
+from load.chaos.workload import difference, error_in, is_constrained, naming, poison, requests, vectors
 from load.trace import HttpRequest
 from services.client.sse import Call, Choice, StreamedAnswer
 
-OPTIONS = ChaosOptions(Path(), seconds=60, streams=2, length=32)
+OPTIONS = ChaosOptions(Path(), seconds=60, streams=(2,), length=32)
 SITE: Any = None  # the faults of these tests have no effect
 ID = f"cmpl-{'0' * 32}"
 
@@ -113,6 +114,38 @@ def test_recovery_is_where_the_silence_after_the_fault_ended() -> None:
 def test_requests_are_divided_by_their_shards() -> None:
     end = End(1, 3.0, f"{ID}-1", 0, 1, "stop")
     assert shards_of([Submit(0, 1.0, 1), Delivery(0, 2.0, ID, 0, 0, 5), end, Done(2, 3.0, "refused")]) == {0: 0, 1: 1}
+
+
+def test_each_model_is_judged_by_its_own_pool_and_requests() -> None:
+    """An id without a tag is the first model's, and so is a request that was never accepted."""
+    other, refused = f"{ID}-m3fa9c1", Submit(2, 1.0, 1)
+    records = [Delivery(0, 2.0, ID, 0, 0, 5), Delivery(1, 2.0, other, 0, 0, 5), refused]
+    pools = {"default.3.a": ID, "default.3.b": other}
+    kept = [
+        Transaction(number, [[b"HSET", f"orca:{{{pool}}}:{key}".encode(), b"state", b"waiting"]])
+        for number, (pool, key) in enumerate((p, k) for p, id in pools.items() for k in (f"seq:{id}/0", "meta"))
+    ]
+    models = Transaction(9, [[b"SET", b"orca:{default.models}:1", b"{}"]])
+    first, second = by_model(History(records, [*kept[::2], models, *kept[1::2]]))
+    assert (first.records, first.of) == ([records[0], refused], {0, 2})
+    assert [t.number for t in first.transactions] == [0, 1]
+    assert (second.records, second.of) == ([records[1]], {1})
+    assert [t.number for t in second.transactions] == [2, 3]
+    alone = History(records[:1], [kept[0], models])
+    assert by_model(alone) == [alone]
+
+
+def test_models_have_their_own_streams_and_requests(default_model: Path) -> None:
+    given = (str(default_model), json.dumps({"model": str(default_model), "pool": "b", "deadly_token": 7}))
+    options = ChaosOptions(Path(), model=given, streams=(6, 2), pause=(0.5,), deadly_token=9)
+    first, second = (AskedModel.of(options, place) for place in (0, 1))
+    assert (first.streams, first.pause, second.streams, second.pause) == (6, 0.5, 2, 0.5)
+    assert (second.entry["pool"], second.entry["served_model_name"]) == ("b", ["model-1"])
+    asked = [*first.requests(options), *second.requests(options)]
+    assert len({request.name for request in asked}) == len(asked), "each has an undisturbed answer of its own"
+    assert {request.body.get("model") for request in asked} == {None, "model-1"}
+    assert (first.poison().body["prompt"][1], second.poison().body["prompt"][1]) == (9, 7)
+    assert [request.body.get("model") for request in naming(asked[:3], ["", "a"])] == [None, "a", None]
 
 
 def answer() -> StreamedAnswer:
@@ -214,4 +247,4 @@ def test_a_constrained_answer_is_checked_if_it_ended_by_itself(name: str, choice
 
 @pytest.mark.chaos
 async def test_nothing_is_lost_when_the_server_of_a_shard_dies(tmp_path: Path) -> None:
-    assert await run(Shards(ChaosOptions(tmp_path, seconds=30.0, every=6.0, streams=8)))
+    assert await run(Shards(ChaosOptions(tmp_path, seconds=30.0, every=6.0, streams=(8,))))

@@ -2,9 +2,9 @@
 
 The real scheduler and the real engine run in this process, without pool and Ray: thousands of deaths in a few minutes.
 An owner lives for some iterations with settings drawn at random (whole prompts and chunks, reserved blocks and blocks
-on demand, shared prefixes, lookahead) and with too few blocks. Then all that it has not committed is lost, and the next
-owner recomputes all open requests, on the same engine or on one with another number of threads. Tokens and log
-probabilities must equal those of each request alone, to the last bit.
+on demand, shared prefixes, lookahead, drafts of which most guesses are right) and with too few blocks. Then all that it
+has not committed is lost, and the next owner recomputes all open requests, on the same engine or on one with another
+number of threads. Tokens and log probabilities must equal those of each request alone, to the last bit.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
+from unittest.mock import patch
 
 from load.in_process import Engine
 from services.messages import Claim, Commit, IterationResult, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.scheduling.drafting import Drafting
 from services.started import Started
 
 AT_ONCE = 16  # open requests
@@ -56,6 +59,7 @@ class Findings:
     answers: int = 0
     tokens: int = 0  # committed and compared
     recomputed: int = 0  # committed tokens that new owners recomputed
+    right: int = 0  # tokens of drafts that were kept
     wrong: list[str] = field(default_factory=list)
 
 
@@ -110,13 +114,24 @@ def disturb(
                 open_.append(one)
         findings.recomputed += sum(one.committed for one in open_)
         owner = _Owner(draw.choice(engines), f"{findings.deaths}", draw.choice(KNOBS), blocks)
-        _live(owner, open_, draw, findings)
+        with patch.object(Drafting, "find", partialmethod(_guess, checked, owner.engine.figures.vocab_size, draw)):
+            _live(owner, open_, draw, findings)
         findings.deaths += 1
+        findings.right += owner.right
         for one in [one for one in open_ if one.committed == one.sampling.max_new_tokens]:
             open_.remove(one)
             one.committed = 0
             findings.answers += 1
     return findings
+
+
+def _guess(
+    drafting: Drafting, checked: Sequence[CheckedRequest], vocab: int, draw: random.Random, most: int
+) -> list[int]:
+    """What follows in the undisturbed answer, with a few wrong tokens."""
+    [answer] = (one.tokens for one in checked if one.prompt == drafting._text._prompt)
+    rest = answer[len(drafting._output) :][:most]
+    return [token if draw.random() < 0.8 else (token + 1) % vocab for token in rest]
 
 
 def _live(owner: _Owner, open_: list[CheckedRequest], draw: random.Random, findings: Findings) -> None:
@@ -159,6 +174,7 @@ class _Owner:
         self.engine, self.knobs = engine, knobs
         self._scheduler = Scheduler(epoch=epoch, figures=replace(engine.figures, num_blocks=blocks), knobs=knobs)
         self._sent: deque[Started[IterationResult]] = deque()
+        self.right = 0  # tokens of drafts that were kept
 
     def add(self, checked: Sequence[CheckedRequest]) -> None:
         """Add requests; their order is that of their ranks."""
@@ -177,7 +193,9 @@ class _Owner:
                 break
         if not self._sent:
             return False
-        self._scheduler.update(self._sent.popleft().result())
+        result = self._sent.popleft().result()
+        self.right += result.num_tokens - len(result.tokens)
+        self._scheduler.update(result)
         return True
 
     def commits(self) -> list[Commit]:

@@ -81,6 +81,7 @@ def test_tokens_equal_those_of_peft(
     [
         ("gpt_neox", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
         ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
+        ("lfm2", ["self_attn.q_proj", "self_attn.out_proj", "feed_forward.w1", "feed_forward.w2"]),
     ],
 )
 def test_tokens_of_other_families_equal_those_of_peft(tmp_path: Path, family: str, targets: list[str]) -> None:
@@ -98,7 +99,8 @@ def test_tokens_of_other_families_equal_those_of_peft(tmp_path: Path, family: st
         ("llama4_text", "layers.1.self_attn.o_proj", "layers.1.feed_forward.router"),
         ("deepseek_v3", "layers.1.self_attn.o_proj", "layers.1.self_attn.kv_b_proj"),
         ("qwen2_moe", "layers.1.mlp.shared_expert.down_proj", "layers.1.mlp.shared_expert_gate"),
-        ("lfm2", "", "layers.1.self_attn.q_proj"),
+        ("lfm2", "layers.0.feed_forward.w1", "layers.0.conv.in_proj"),
+        ("qwen3_next", "layers.0.mlp.shared_expert.up_proj", "layers.0.linear_attn.out_proj"),
     ],
 )
 def test_linear_layers_that_adapters_may_not_change_say_why(

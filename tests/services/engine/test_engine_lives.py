@@ -49,6 +49,7 @@ def test_the_bits_do_not_depend_on_who_died_meanwhile(folder: Path, dtype: str, 
     assert found.wrong == []
     assert found.recomputed
     assert found.answers
+    assert found.right
 
 
 class Faulty:

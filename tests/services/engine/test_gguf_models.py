@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from driver import Driver, Job, outcome_in_any_batch
 from family_check import check_family
-from gguf_files import write_gguf
 from real_gguf import real_gguf
 from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 
+from load.gguf_files import write_gguf
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.files import user_cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import numpy as np
 
 from services.adapters.peft import LowRank
@@ -61,3 +63,28 @@ def test_one_that_cannot_be_read_is_not_kept() -> None:
     assert adapters.need("broken") == "the adapter broken cannot be read: it is torn"
     assert slots.digests == []
     assert "broken" not in adapters
+
+
+def test_what_is_read_ahead_is_there_when_it_is_needed() -> None:
+    """Or not, if it cannot be read; and what nobody waits for any more goes."""
+    slots, began, goes_on = Slots(), Event(), Event()
+
+    def slowly(digest: str) -> Adapter:
+        began.set()
+        assert goes_on.wait(60)
+        return read(digest)
+
+    adapters = Adapters(slots, slowly, 0)
+    assert adapters.read_ahead(["a", "broken", "b"]) == []
+    assert began.wait(60)
+    assert adapters.read_ahead(["a", "broken", "b"]) == []  # it is still read, and delays nobody
+    goes_on.set()
+    assert adapters.need("a") == ""
+    assert adapters.need("b") == ""
+    adapters.shrink({"a"})
+    assert adapters.read_ahead(["broken", "c"])[:2] == ["a", "broken"]
+    assert "cannot be read: it is torn" in adapters.need("broken")
+    while "c" not in adapters.read_ahead(["c"]):
+        pass
+    assert adapters.read_ahead([]) == ["a"]
+    assert slots.digests == ["a"]

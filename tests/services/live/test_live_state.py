@@ -95,6 +95,7 @@ def test_the_state_of_engines(demo: bool) -> None:
         "alive": True,
         "ready": True,
         "sleep": "asleep",
+        "failure": "",
         "spare": True,
         "spare_scheduler": False,
         "epoch": "1:a",
@@ -105,6 +106,22 @@ def test_the_state_of_engines(demo: bool) -> None:
     assert (second["alive"], second["ready"], second["epoch"], second["blocks"]) == (False, False, None, 0)
     assert second["sleep"] == ""
     assert (state["at"], state["waiting"], state["running"], state["gateways"]) == (1500, 3, 4, 2)
+
+
+def test_engines_of_a_cluster_that_is_gone_are_left_out_once_another_one_has_a_seat() -> None:
+    def seat(name: str, alive: bool = False) -> SeatOverview:
+        return SeatOverview(name, alive, FIGURES, 0, {"ready": 1.0, "spare_ready": 1.0}, "")
+
+    models = {
+        "a": overview({}, (seat("old/0"), seat("new/0", alive=True), seat("new/1"))),
+        "b": overview({}, (seat("old.mb/0"),)),
+    }
+    recent = RecentOverviews()
+    recent.add(overview({}), 0.0)
+    state = recent.state(0.0, models, False, {})
+    shown = {one["name"]: one["spare"] for one in state["engines"]}
+    assert shown == {"new/0": True, "new/1": False, "old.mb/0": False}
+    assert [row["engines"] for row in state["models"]] == [["new/0", "new/1"], ["old.mb/0"]]
 
 
 def test_the_sample_has_all_that_a_page_shows() -> None:

@@ -83,3 +83,39 @@ async def test_an_engine_that_hangs_while_it_falls_asleep_is_stuck() -> None:
     world.engine.hangs = 1
     with pytest.raises(Exception, match="iteration 1 is not done"):
         await (await world.run())
+
+
+@virtual
+async def test_an_idle_engine_makes_room_at_once() -> None:
+    world, _, loop = await begun(5.0)
+    world.loop.give_way()
+    await asyncio.wait_for(loop, 1.0)
+    assert world.loop.level is SleepLevel.COLD
+
+
+@virtual
+async def test_an_engine_that_makes_room_claims_nothing_and_keeps_its_tokens() -> None:
+    world, id, loop = await begun(5.05, new=2000)
+    world.loop.give_way()
+    later = await world.submit("later")
+    await asyncio.wait_for(loop, 1.0)
+    assert world.loop.level is SleepLevel.COLD
+    tokens, end = await world.read(id)
+    assert len(tokens) == sum(id in batch for batch in world.engine.batches())
+    assert not end
+    assert await world.read(later) == ([], None)
+
+
+@virtual
+async def test_the_earliest_request_gets_a_token_before_an_engine_makes_room() -> None:
+    """Its prompt takes 32 iterations, in which a later request gets its tokens."""
+    world, id, loop = await begun(0.05, new=50, prompt=256, knobs=Knobs(2, token_budget=9))
+    other = await world.submit("other", prompt=1, new=1000)
+    await asyncio.sleep(0.5)
+    world.loop.give_way()
+    await asyncio.wait_for(loop, 60.0)
+    assert len(world.engine.batches()) >= 256 // 9
+    assert len((await world.read(other))[0]) > 16
+    tokens, end = await world.read(id)
+    assert tokens
+    assert not end

@@ -121,6 +121,20 @@ def test_iterations_are_counted_by_what_they_computed() -> None:
     assert stats.gauges(True) == {"ready": 1, "batch_size": 2, "peak_batch_size": 3}
 
 
+def test_drafts_are_counted_with_the_places_of_their_right_tokens() -> None:
+    stats = IterationStats(Counters(), "0")
+    drafts, more = {"a": [7, 7, 7], "b": [7, 8], "c": [8]}, {"a": [7, 7], "b": [7]}
+    iteration = Iteration("e", 1, dict.fromkeys("abcd", 1), drafts=drafts)
+    stats.finished(iteration, IterationResult("e", 1, dict.fromkeys("abcd", WORD), more=more), 0.25)
+    sums, name = stats.take_counters({}), "vllm:spec_decode_num"
+    assert (sums[f"{name}_drafts|0"], sums[f"{name}_draft_tokens|0"], sums[f"{name}_accepted_tokens|0"]) == (3, 6, 3)
+    assert {series: n for series, n in sums.items() if "per_pos" in series} == {
+        f"{name}_accepted_tokens_per_pos|0|0": 2,
+        f"{name}_accepted_tokens_per_pos|0|1": 1,
+    }
+    assert sums["vllm:generation_tokens|0"] == 4 + 3
+
+
 def test_a_request_without_a_token_has_no_times_and_one_of_another_scheduler_is_not_counted() -> None:
     counters = Counters()
     stats = RequestStats(counters, "0")

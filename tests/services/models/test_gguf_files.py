@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import HALVES, split_gguf, write_gguf
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from tokenizers import Tokenizer as Backend
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from load.gguf_files import HALVES, split_gguf, write_gguf
 from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
@@ -26,7 +26,7 @@ from services.models.gguf_index import KINDS, GgufIndex, Place
 from services.models.gguf_rotary import complete_config
 from services.text import Tokenizer
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *HALVES, "BF16")
+TYPES = ("Q4_1", "Q5_1", *HALVES, "BF16")
 
 
 def type_of(name: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_files import write_gguf
 from tiny_models import make_tiny_model
 
+from load.gguf_files import write_gguf
 from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError, OtherWeights
 from services.models import ModelInfo, resolve

@@ -9,11 +9,11 @@ import gguf
 import pytest
 import torch
 from gguf.tensor_mapping import TensorNameMap
-from gguf_files import split_gguf, write_gguf
 from tiny_models import FAMILIES, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from load.gguf_files import split_gguf, write_gguf
 from services.errors import ModelError
 from services.models.converter import convert_gguf
 from services.models.gguf_file import read_gguf

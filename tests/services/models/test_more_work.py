@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gguf_files import write_gguf
 from tiny_models import make_tiny_model
 
+from load.gguf_files import write_gguf
 from services.engine.families import fit, registry
 from services.engine.families.kept import is_kept
 from services.engine.settings import EngineSettings

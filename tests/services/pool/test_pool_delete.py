@@ -1,5 +1,7 @@
 """Delete: an ended group is dropped at once, a running one is hidden and dropped at its end."""
 
+from dataclasses import replace
+
 from pool_helpers import CANCELLED, ROOM, STOP, Owner, all_events, commit, counts, group, stored
 
 from services.messages import SubmitReply, TokenEvent
@@ -50,6 +52,39 @@ async def test_a_deleted_group_of_a_dead_owner_is_dropped_too(pool):
     heir = await Owner.take(pool, name="heir", dead=owner.epoch)
     assert await heir.claim(ROOM) == []
     assert await counts(pool) == (0, 0, 0)
+
+
+async def test_the_seat_that_has_a_text_for_drafts_is_told_that_it_is_deleted(pool):
+    for name, remember in (("r", True), ("private", False)):
+        await pool.submit(replace(group(name, n=2), remember=remember))
+    owner, other = await Owner.take(pool), await Owner.take(pool, "c/1")
+    ids = await owner.claim()
+    await owner.exchange(*(commit(id, 0, 4, end=STOP) for id in ids))
+    assert await pool.delete("r")
+    assert await pool.delete("private")
+    assert (await owner.exchange()).forgotten == ["r/0", "r/1"]
+    assert (await owner.repeat()).forgotten == ["r/0", "r/1"]
+    assert (await owner.exchange()).forgotten == []
+    assert (await other.exchange()).forgotten == []
+
+
+async def test_a_running_group_that_is_deleted_is_forgotten_with_its_end(pool):
+    await pool.submit(replace(group("r"), remember=True))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    await pool.delete("r")
+    assert (await owner.exchange(commit("r/0", 0, 4))).forgotten == []
+    assert (await owner.exchange(commit("r/0", 1, end=CANCELLED))).forgotten == ["r/0"]
+
+
+async def test_an_heir_of_a_seat_is_told_nothing_of_texts_that_it_never_had(pool):
+    await pool.submit(replace(group("r"), remember=True))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    await owner.exchange(commit("r/0", 0, 4, end=STOP))
+    await pool.delete("r")
+    heir = await Owner.take(pool, name="heir", dead=owner.epoch)
+    assert (await heir.exchange()).forgotten == []
 
 
 async def test_an_unknown_group_cannot_be_deleted(pool):

@@ -36,6 +36,17 @@ async def test_an_exchange_drops_expired_groups_too(pools):
     assert await counts(pool) == (0, 0, 0)
 
 
+async def test_the_seat_that_has_a_text_for_drafts_is_told_that_it_has_expired(pools):
+    pool = await pools(keep_ended=KEEP)
+    await pool.submit(replace(group("r"), remember=True))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    await owner.exchange(commit("r/0", 0, 1, end=STOP))
+    assert (await owner.exchange()).forgotten == []
+    let_time_pass(pool, 2 * KEEP)
+    assert (await owner.exchange()).forgotten == ["r/0"]
+
+
 async def test_a_group_stays_whole_until_its_last_sequence_has_ended(pools):
     pool = await pools(keep_ended=KEEP)
     await pool.submit(group("r", n=2))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.messages import Claim, EngineFigures, IterationResult
+from services.messages import Claim, Commit, End, EngineFigures, IterationResult, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler, WarmUpTime
 from services.scheduling.drafting import PLACES, REMEMBERED, RUN, Drafting, RecentTexts, Text
+from services.text import TextTables
 
 MOST = 6
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -96,16 +99,19 @@ def test_hardly_anything_is_drafted_where_tokens_cost_as_much_together_as_one_af
 
 
 def drafts_of(
-    claim: Claim, before: Claim, answer: list[int], later: float = 0.0, remember_seconds: float = 60.0
+    claim: Claim,
+    before: Claim,
+    answer: list[int],
+    between: Callable[[Scheduler], None] = lambda _: None,
+    within: Callable[[Scheduler], None] = lambda _: None,
 ) -> list[list[int]]:
-    """Return the drafts of a request that gets the tokens of `answer`, `later` seconds after `before` got them."""
-    time = 0.0
+    """Return the drafts of a request that gets the tokens of `answer` after `before` got them. `between` is called
+    between the two, and `within` after the second's first draft."""
     scheduler = Scheduler(
         epoch="e",
         figures=EngineFigures("m", 4096, 4096, 16, 100, "n", verifies_drafts=True),
-        knobs=Knobs(num_speculative_tokens=MOST, remember_seconds=remember_seconds),
+        knobs=Knobs(num_speculative_tokens=MOST),
         warm_up=WarmUpTime(64, 1.0),
-        now=lambda: time,
     )
     drafts: list[list[int]] = []
     for one in (before, claim):
@@ -120,7 +126,10 @@ def drafts_of(
             more = {one.id: answer[at + 1 : at + right + 1]} if right else {}
             scheduler.update(IterationResult("e", iteration.step, {one.id: answer[at]}, elapsed=1.0, more=more))
             scheduler.take_commits()
-        time += later
+            if one is claim and any(drafts):
+                within(scheduler)
+        if one is before:
+            between(scheduler)
     return drafts
 
 
@@ -136,25 +145,32 @@ def test_a_text_of_the_tenant_is_repeated() -> None:
 
 
 OTHERS = {
-    "another tenant": (replace(FIRST, tenant="other"), 0.0),
-    "another salt": (replace(FIRST, sampling=replace(FIRST.sampling, cache_salt="s")), 0.0),
-    "not to be remembered": (replace(FIRST, remember=False), 0.0),
-    "forgotten": (FIRST, 61.0),
+    "another tenant": (replace(FIRST, tenant="other"), None),
+    "another salt": (replace(FIRST, sampling=replace(FIRST.sampling, cache_salt="s")), None),
+    "not to be remembered": (replace(FIRST, remember=False), None),
+    "forgotten": (FIRST, lambda scheduler: scheduler.forget(["0"])),
+    "of an uncertain pool": (FIRST, lambda scheduler: scheduler.forget(None)),
+    "another scheduler's": (FIRST, lambda scheduler: scheduler.drop(["0"])),
 }
 
 
-@pytest.mark.parametrize(("before", "later"), OTHERS.values(), ids=OTHERS)
-def test_other_texts_are_not_repeated(before: Claim, later: float) -> None:
-    assert not any(drafts_of(SECOND, before, ANSWER, later))
+@pytest.mark.parametrize(("before", "between"), OTHERS.values(), ids=OTHERS)
+def test_other_texts_are_not_repeated(before: Claim, between: Callable[[Scheduler], None] | None) -> None:
+    assert not any(drafts_of(SECOND, before, ANSWER, between or (lambda _: None)))
+
+
+def test_a_text_that_is_forgotten_while_it_is_repeated_is_not_repeated_any_more() -> None:
+    drafts = drafts_of(SECOND, FIRST, ANSWER, within=lambda scheduler: scheduler.forget(["0"]))
+    assert sum(map(bool, drafts)) == 1
 
 
 @given(st.lists(texts, min_size=1, max_size=8), texts, st.integers(1, MOST))
 def test_a_draft_from_recent_texts_follows_the_longest_suffix_there(
     others: list[list[int]], prompt: list[int], most: int
 ) -> None:
-    recent = RecentTexts(60.0)
-    for other in others:
-        recent.add(("t", ""), other, [], 0.0).grow()
+    recent = RecentTexts()
+    for i, other in enumerate(others):
+        recent.add(str(i), ("t", ""), other, []).grow()
     drafting = Drafting(Text(prompt, []), [], recent.runs(("t", "")))
     if draft := drafting.find(most):
         found = [
@@ -164,19 +180,19 @@ def test_a_draft_from_recent_texts_follows_the_longest_suffix_there(
             if other[place - RUN : place] == prompt[-RUN:]
         ]
         assert draft in found
-    recent.forget(60.0)
+    recent.clear()
     assert recent.runs(("t", "")) is None
 
 
 def test_the_oldest_texts_are_forgotten_for_newer_ones() -> None:
-    recent = RecentTexts(60.0)
+    recent = RecentTexts()
     key, other = ("t", ""), ("u", "")
-    recent.add(other, [*range(9)], [], 0.0).grow()
+    recent.add("first", other, [*range(9)], []).grow()
     for first in range(0, 20 * REMEMBERED // 8, REMEMBERED // 8):
-        recent.add(key, [*range(first, first + REMEMBERED // 8)], [], 0.0)
+        recent.add(str(first), key, [*range(first, first + REMEMBERED // 8)], [])
     assert recent.runs(other) is None
     assert recent.runs(key) is not None
-    recent.add(("v", ""), [0] * (REMEMBERED // 8 + 1), [], 0.0)
+    recent.add("long", ("v", ""), [0] * (REMEMBERED // 8 + 1), [])
     assert recent.runs(("v", "")) is None
 
 
@@ -192,27 +208,31 @@ class Name(str):
 
 
 def test_to_forget_a_text_takes_no_longer_the_more_there_are() -> None:
-    recent, count = RecentTexts(60.0), 400
+    recent, count = RecentTexts(), 400
     for i in range(count):
-        recent.add(("t", Name(f"salt {i}")), [1, 2, 3], [], 0.0)
+        recent.add(str(i), ("t", Name(f"salt {i}")), [1, 2, 3], [])
     Name.compared = 0
-    recent.forget(60.0)
+    recent.clear()
     assert recent.runs(("t", Name("salt 7"))) is None
     assert Name.compared <= 10 * count
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), texts, texts, st.booleans()), max_size=20))
-def test_the_tokens_of_recent_texts_are_counted(added: list[tuple[int, list[int], list[int], bool]]) -> None:
-    recent, kept = RecentTexts(5.0), dict[int, Text]()
-    for now, (salt, prompt, more, grows) in enumerate(added):
+@given(st.lists(st.tuples(st.integers(0, 3), texts, texts, st.booleans(), st.integers(0, 9)), max_size=20))
+def test_the_tokens_of_recent_texts_are_counted(added: list[tuple[int, list[int], list[int], bool, int]]) -> None:
+    """Texts are added, grow and are forgotten in any order; some are added again."""
+    recent, kept = RecentTexts(), dict[str, tuple[str, Text]]()
+    for salt, prompt, more, grows, forgotten in added:
         output: list[int] = []
-        kept[now] = recent.add(("t", str(salt)), prompt, output, float(now))
+        id = str(len(prompt) % 10)
+        kept[id] = str(salt), recent.add(id, ("t", str(salt)), prompt, output)
         output += more
         if grows:
-            kept[now].grow()
-        recent.forget(float(now))
-        kept = {at: text for at, text in kept.items() if at + 5 > now}
-        assert recent.length == sum(len(text.tokens) for text in kept.values())
+            kept[id][1].grow()
+        recent.forget(str(forgotten))
+        kept.pop(str(forgotten), None)
+        assert recent.length == sum(len(text.tokens) for _, text in kept.values())
+        for each in map(str, range(4)):
+            assert (recent.runs(("t", each)) is None) == (each not in {salt for salt, _ in kept.values()})
 
 
 def test_tokens_that_a_grammar_forces_are_asked_for_and_drafted() -> None:
@@ -247,3 +267,70 @@ def test_a_guest_with_one_token_left_keeps_its_blocks_when_its_draft_gets_more()
     assert joined
     assert "guest" in joined.scheduled
     assert len(joined.new_blocks["guest"]) > 1
+
+
+PIECES = TextTables([b"", b"", b"", b"", b"END", b" the", b"E", b"ND", b"N", b"D."], frozenset({2}))
+
+
+def answer_of(sampling: SamplingParams, tokens: list[int], guesses: list[int], most: int) -> list[Commit]:
+    """Return the commits of a request whose engine samples `tokens` again and again. The numbers of `guesses` that are
+    right, in turn, are followed by one that is wrong; the last guesses are beyond any end."""
+    scheduler = Scheduler(
+        epoch="e",
+        figures=EngineFigures("m", 60, 64, 4, 10, "n", verifies_drafts=True),
+        knobs=Knobs(num_speculative_tokens=most, admission="on_demand"),
+        eos_token_ids=[2],
+        text=PIECES,
+        warm_up=WarmUpTime(64, 1.0),
+    )
+    coming, right = cycle(tokens), cycle(guesses)
+
+    def guess(drafting: Drafting, most: int) -> list[int]:
+        rest = [tokens[i % len(tokens)] for i in range(len(drafting._output), len(drafting._output) + most)]
+        wrong = next(right)
+        return [*rest[:wrong], *((token + 1) % 10 for token in rest[wrong : wrong + 1]), *rest[wrong + 1 :]]
+
+    scheduler.add([Claim("r", 0.0, [7] * 5, [], sampling)])
+    commits: list[Commit] = []
+    with patch.object(Drafting, "find", guess):
+        while iteration := scheduler.select():
+            sampled = [next(coming)]
+            for token in iteration.drafts.get("r", []):
+                if token != sampled[-1]:
+                    break
+                sampled.append(next(coming))
+            logprobs = [Logprobs(float(-token), []) for token in sampled]
+            result = IterationResult("e", iteration.step, {"r": sampled[0]}, {"r": logprobs[0]}, elapsed=1.0)
+            more, scores = ({"r": found[1:]} if found[1:] else {} for found in (sampled, logprobs))
+            scheduler.update(replace(result, more=more, more_logprobs=scores))
+            commits += scheduler.take_commits()
+    assert scheduler.num_held_blocks == 0
+    return commits
+
+
+def whole(commits: list[Commit]) -> tuple[list[int], list[Logprobs], list[End | None]]:
+    tokens = [token for commit in commits for token in commit.tokens]
+    logprobs = [one for commit in commits for one in commit.logprobs or []]
+    return tokens, logprobs, [commit.end and replace(commit.end, at=0.0) for commit in commits if commit.end]
+
+
+@given(
+    st.lists(st.integers(4, 9) | st.just(2), min_size=1, max_size=12),
+    st.lists(st.integers(0, MOST + 1), min_size=1, max_size=8),
+    st.builds(
+        SamplingParams,
+        st.integers(1, 80),
+        min_tokens=st.integers(0, 9),
+        stop=st.sampled_from([(), ("END",), ("D", "the EN")]),
+        stop_token_ids=st.sampled_from([(), (6,), (2, 9)]),
+        ignore_eos=st.booleans(),
+        logprobs=st.sampled_from([None, 0]),
+    ),
+)
+def test_a_request_ends_in_the_middle_of_a_draft_as_without_it(
+    tokens: list[int], guesses: list[int], sampling: SamplingParams
+) -> None:
+    """By EOS, a stop token, a stop string, its length or the model's, none of them before `min_tokens`."""
+    without, given = (answer_of(sampling, tokens, guesses, most) for most in (0, MOST))
+    assert whole(given) == whole(without)
+    assert len(given) <= len(without)

@@ -54,3 +54,18 @@ def test_a_prefix_is_not_cached_where_all_tokens_are_needed() -> None:
     assert (knobs.whole_prompts, knobs.prefix_caching) == (True, False)
     with pytest.raises(AssertionError, match="cached prefix"):
         replace(knobs, prefix_caching=True)
+
+
+def test_the_next_texts_are_sent_before_the_last_vectors_are_back() -> None:
+    figures = EngineFigures("m", 129, 100, 4, 100, "n", whole_prompts=True, vector=3)
+    knobs = knobs_of(Settings(max_batch_size=2), figures)
+    assert (knobs.batches_in_flight, knobs.lookahead) == (2, 0)
+    assert knobs_of(Settings(lookahead=0), figures).batches_in_flight == 1  # Algorithm 1 of the paper
+    s = scripted(knobs=knobs)
+    assert s.scheduler.room().requests == 4
+    s.scheduler.add([claim(f"r{i}", i, 3, 1, logprobs=0, vector=3) for i in range(5)])
+    sent = [one for one in (s.select(), s.select(), s.select()) if one]
+    assert [set(one.scheduled) for one in sent] == [{"r0", "r1"}, {"r2", "r3"}]
+    s.scheduler.update(s.result_of(sent[0]))
+    assert s.select()
+    assert set(s.batch) == {"r4"}

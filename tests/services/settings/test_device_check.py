@@ -45,12 +45,3 @@ def test_kernels_of_a_cpu_are_needed_where_no_gpu_is_expected(
     found = [device.expects_gpu(settings, driver, tmp_path / "kfd") for driver in (ABSENT, PRESENT)]
     assert tuple(found) == expected
     assert device.expects_gpu(settings, ABSENT, tmp_path) == expected[1]
-
-
-def test_engines_of_several_models_share_the_memory_of_a_cpu(tmp_path: Path) -> None:
-    models = [{"model": "a", "engines": 2}, {"model": "b", "kv_memory_fraction": 0.3}]
-    device.check(Settings(models=models, kv_memory_fraction=0.3), ABSENT, tmp_path / "kfd")
-    with pytest.raises(UsageError, match=r"take 1\.1 of the free memory together"):
-        device.check(Settings(models=models, kv_memory_fraction=0.4), ABSENT, tmp_path / "kfd")
-    device.check(Settings(models=models, kv_memory_fraction=0.4), PRESENT, tmp_path / "kfd")
-    device.check(Settings(models=models), ABSENT, tmp_path / "kfd")

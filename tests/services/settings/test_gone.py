@@ -27,10 +27,12 @@ SINCE = {
     "lora_dir",
     "lora_modules",
     "max_lora_rank",
+    "memory",
     "models",
     "operator_api_key",
     "sleep_idle_seconds",
     "speculative_config",
+    "turn_seconds",
 }
 
 

@@ -1,4 +1,4 @@
-"""Texts of users and tools become no control tokens; all other tokens of a prompt stay as they are."""
+"""Texts of users, tools and the assistant become no control tokens; all other tokens of a prompt stay as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from services.text.chat_template import ChatTemplate
-from services.text.plain_contents import PlainContents
+from services.text.plain_contents import OwnMarks, PlainContents
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<｜User｜>", "[INST]"]
 WRITTEN = ["<think>", "</think>", "<tool_call>"]  # added, and not special
@@ -70,11 +70,19 @@ TOKENIZERS = {
 }
 
 
-def prompt(name: str, messages: list[dict[str, Any]], template: str = TEMPLATE, allow: bool = False) -> list[int]:
+def prompt(
+    name: str,
+    messages: list[dict[str, Any]],
+    template: str = TEMPLATE,
+    allow: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+    own_marks: OwnMarks = lambda text: (),
+) -> list[int]:
     backend = TOKENIZERS[name]
     plain = PlainContents(json.loads(backend.to_str()), template)
-    made, mark = plain.protected(messages)
-    text = ChatTemplate(template, {}).apply(messages if allow or not mark else made)
+    made, described, mark = plain.protected(messages, tools or (), own_marks)
+    whole = allow or not mark
+    text = ChatTemplate(template, {}).apply(messages if whole else made, tools=tools if whole else described)
     if allow or not mark:
         return backend.encode(text, add_special_tokens=False).ids
     return plain.encode(backend, text, mark, add_special_tokens=False)
@@ -139,9 +147,35 @@ def test_templates_that_escape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_texts_of_the_system_and_the_assistant_are_as_before(name: str) -> None:
-    messages = [{"role": "system", "content": "<think>"}, {"role": "assistant", "content": "<think>a</think>"}]
-    assert prompt(name, messages) == prompt(name, messages, allow=True)
+def test_texts_of_the_system_and_own_marks_of_the_assistant_stay(name: str) -> None:
+    messages = [{"role": role, "content": "<think>a</think>"} for role in ("system", "developer", "assistant")]
+    kept = prompt(name, messages, own_marks=lambda text: (range(7), range(8, 16)))
+    assert kept == prompt(name, messages, allow=True)
+    some = prompt(name, messages[2:], own_marks=lambda text: (range(7),))
+    assert names(name, some) == ["<|im_start|>", "<think>", "<|im_end|>", "<|im_start|>", "<think>"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_calls_reasoning_and_descriptions_have_no_control_tokens(name: str) -> None:
+    template = (
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{{ m.reasoning_content }}"
+        "{% for c in m.tool_calls %}{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}<think>{# </think> <tool_call> #}"
+    )
+    for text in (*SPECIAL, *WRITTEN):
+        nested: dict[str, Any] = {"a": [text, {text: text}], "type": text}
+        call = {"id": text, "type": "function", "function": {"name": text, "arguments": nested}}
+        function = {
+            "name": "f",
+            "description": text,
+            "parameters": {"type": ["object"], "properties": {"type": nested}},
+        }
+        tool = {"type": "function", "function": function}
+        answer = {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call, call]}
+        broken = prompt(name, [answer], template, tools=[tool])
+        assert names(name, broken) == ["<think>"], text
+        assert len(names(name, prompt(name, [answer], template, allow=True, tools=[tool]))) > 10
 
 
 PIECES = st.sampled_from(
@@ -163,4 +197,5 @@ def test_contents_without_control_tokens_keep_their_ids(name: str, contents: lis
 
 def test_a_model_without_control_tokens(tmp_path: Path) -> None:
     plain = PlainContents(json.loads(byte_level().to_str()), "")
-    assert plain.protected([{"role": "user", "content": "<think>"}]) == ([{"role": "user", "content": "<think>"}], "")
+    said = [{"role": "user", "content": "<think>"}]
+    assert plain.protected(said, said, lambda text: ()) == (said, said, "")

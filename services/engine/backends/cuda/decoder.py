@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from services.engine.backends.cuda.adapters import Integers
 from services.engine.backends.cuda.bits import AttentionBits, fingerprint, settle_attention
-from services.engine.backends.cuda.inputs import InputLayout, Inputs, as_inputs, send
+from services.engine.backends.cuda.inputs import NO_TILES, InputLayout, Inputs, as_inputs, send
 from services.engine.backends.cuda.layers import PARTIAL_SPLITS, CudaLayers, CudaSetup
 from services.engine.backends.cuda.plan import Planner, Tiles
 from services.engine.batch import buffers
@@ -37,6 +38,7 @@ class CudaDecoder(RankDecoder):
         self.reads_past_end = False
         self.weight_dtype, self.cache_dtype = setup.dtype, setup.cache_dtype or setup.dtype
         self.kernels = CudaLayers(setup, self._part, layout)
+        self.adapters = self._adapters = self.kernels.adapters
         self.weight_bytes = self.kernels.weight_bytes
         multiprocessors = self.kernels.multiprocessors
         self.planners = [
@@ -67,7 +69,9 @@ class CudaDecoder(RankDecoder):
             self._settle_attention()
         if self._device.type == "cuda" and self._layout.size == 1:
             longest_table = -(-self._longest // cache.block_size)
-            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, self.planners, self._device)
+            kinds = (False, True) if self._adapters else (False,)
+            run, vocab = self._run_increments, self._spec.vocab
+            self.graphs = Graphs(run, vocab, longest_table, self.planners, kinds, self._device)
 
     def _settle_attention(self) -> list[bytes]:
         return [settle_attention(*both) for both in zip(self._attention, self.planners, strict=True)]
@@ -77,12 +81,16 @@ class CudaDecoder(RankDecoder):
         if self.graphs and self.graphs.fit(batch):
             self._last = None
             items, _ = self._plan(batch)
-            return self.graphs(batch, items)
+            return self.graphs(batch, items, self._tiles(batch))
         return super().forward(batch)
 
     def begin(self, batch: FlatBatch) -> CudaForwardPass:
         items, tiles = self._plan(batch)
-        return CudaForwardPass(self.kernels, send(batch, items, self._device), tiles)
+        return CudaForwardPass(self.kernels, send(batch, items, self._device, self._tiles(batch)), tiles)
+
+    def _tiles(self, batch: FlatBatch) -> Integers:
+        """Those of tokens with adapters."""
+        return self._adapters.items(batch.adapted) if self._adapters else NO_TILES
 
     def _plan(self, batch: FlatBatch) -> tuple[list[Numbers], list[Tiles]]:
         """The items of work of each kind of attention, and their tiles."""
@@ -122,11 +130,19 @@ class Graphs:
     """
 
     def __init__(
-        self, run: Run, vocab: int, longest_table: int, planners: Sequence[Planner], device: torch.device
+        self,
+        run: Run,
+        vocab: int,
+        longest_table: int,
+        planners: Sequence[Planner],
+        kinds: Sequence[bool],
+        device: torch.device,
     ) -> None:
-        """`planners`: of each kind of attention."""
+        """`planners`: of each kind of attention. `kinds`: without adapters, and with them if they are served: graphs of
+        the first kind have no kernels for them."""
         self._layouts = [
-            InputLayout(size, size, tuple(one.most_items(size) for one in planners), size * longest_table)
+            InputLayout(size, size, tuple(one.most_items(size) for one in planners), size * longest_table, kind * size)
+            for kind in kinds
             for size in SIZES
         ]
         room = buffers.pack(self._layouts[-1].empty(), pinned=False)
@@ -134,7 +150,7 @@ class Graphs:
         self._logits = torch.empty(SIZES[-1], vocab, dtype=torch.float32, device=device)
         self._inputs = [as_inputs(buffers.unpack(self._packed, layout.empty())) for layout in self._layouts]
         pool = torch.cuda.graph_pool_handle()
-        places = reversed(range(len(SIZES)))  # the largest has all memory
+        places = reversed(range(len(self._layouts)))  # the largest has all memory
         self._graphs = [self._capture(run, place, pool) for place in places][::-1]
 
     def fit(self, batch: FlatBatch) -> bool:
@@ -142,10 +158,10 @@ class Graphs:
         `ends` only, so nothing to score prompts by."""
         return bool(len(batch.input_ids) == batch.num_requests <= SIZES[-1]) and not batch.scored_requests
 
-    def __call__(self, batch: FlatBatch, items: Sequence[Numbers]) -> torch.Tensor:
+    def __call__(self, batch: FlatBatch, items: Sequence[Numbers], tiles: Integers) -> torch.Tensor:
         """Logits [sampled, vocab]."""
-        place = bisect_left(SIZES, batch.num_requests)
-        packed = buffers.pack(self._layouts[place].arrays(batch, items), pinned=True)
+        place = bisect_left(SIZES, batch.num_requests) + bool(batch.adapted) * len(SIZES)
+        packed = buffers.pack(self._layouts[place].arrays(batch, items, tiles), pinned=True)
         self._packed[: len(packed)].copy_(packed, non_blocking=True)
         if batch.drawn:
             batch.drawn.put(self._inputs[place].ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from services.engine.backends.cuda.adapters import DOWN, JOINED, OUTPUT, QKV, UP, CudaAdapters
 from services.engine.backends.cuda.coded import CodedLinear, encode
 from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate, activate_times, soft_cap
@@ -14,6 +15,7 @@ from services.engine.backends.cuda.kernels.attention import Partials, attend
 from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.experts import choose, combine, sort
 from services.engine.backends.cuda.kernels.heads import Heads, Rotary, place
+from services.engine.backends.cuda.kernels.low_rank import add_low_rank
 from services.engine.backends.cuda.kernels.norm import Change, add_and_norm
 from services.engine.backends.cuda.plan import Tiles
 from services.engine.backends.cuda.products import SLABS, Products, Shape, shape_of
@@ -55,6 +57,7 @@ class CudaSetup:
     tiles: Callable[[int], Tiles]  # of attention, by the size of heads
     cache_dtype: torch.dtype | None = None  # of keys and values, if it is another: int8
     allocate: Allocate = zeros  # memory for matrices
+    most_rank: int = 0  # of adapters; 0: none are served
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class CudaLayer:
     how: Heads
     attention: int  # its place in `CudaLayers.attentions`
     kv: int  # the place of its keys and values in the cache
+    number: int  # among the layers of this rank
 
 
 class CudaLayers:
@@ -88,7 +92,8 @@ class CudaLayers:
     def __init__(self, setup: CudaSetup, part: DecoderSpec, layout: Layout) -> None:
         weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
-        self._product = Products()
+        self.adapters = CudaAdapters(setup.most_rank, setup.device) if setup.most_rank else None
+        self._product = Products(self.adapters is not None)
         self.as_stored: dict[str, bool] = {}  # by name: whether a weight is kept as it is stored
         self._allocate = setup.allocate
         self.attentions = list(dict.fromkeys(part.attention_of(i) for i in layers))
@@ -128,20 +133,20 @@ class CudaLayers:
 
         `all_reduce` sums what the ranks have of a change; None if this one has all of it.
         """
-        dtype, product, parallel = self._dtype, self._product, self._part.parallel
+        parallel = self._part.parallel
         all_reduce = all_reduce or _unchanged
         of_layers = self._layer_inputs(inputs, x, all_reduce) if self._inputs else None
         change: Change | None = None
         for layer in self._layers:
             weights = layer.weights
             normed = self._add_and_norm(x, change, weights.attention_norm)
-            added = product(self._attend(layer, inputs, tiles, normed), weights.output, dtype)
+            added = self._adapted(layer, OUTPUT, self._attend(layer, inputs, tiles, normed), weights.output, inputs)
             if parallel:
-                change = Change(all_reduce(added.add_(self._feed_forward(layer, normed))))
+                change = Change(all_reduce(added.add_(self._feed_forward(layer, inputs, normed))))
                 continue
             change = Change(all_reduce(added), weights.attention_post_norm)
             normed = self._add_and_norm(x, change, weights.mlp_norm)
-            change = Change(all_reduce(self._feed_forward(layer, normed)), weights.mlp_post_norm, weights.scale)
+            change = Change(all_reduce(self._feed_forward(layer, inputs, normed)), weights.mlp_post_norm, weights.scale)
             if weights.inputs:
                 assert of_layers is not None, "the spec has inputs of layers"
                 change = self._add_inputs(x, change, weights.inputs, next(of_layers))
@@ -202,15 +207,28 @@ class CudaLayers:
 
     def _attend(self, layer: CudaLayer, inputs: Inputs, tiles: Sequence[Tiles], normed: torch.Tensor) -> torch.Tensor:
         kind, keys, values = layer.attention, self._cache.keys[layer.kv], self._cache.values[layer.kv]
-        qkv = self._product(normed, layer.weights.qkv, self._dtype)
+        qkv = self._adapted(layer, QKV, normed, layer.weights.qkv, inputs)
         place(qkv, inputs.positions, inputs.slots, keys, values, layer.how)
         work, partials, spec = inputs.work[kind], self._partials[kind], self.attentions[kind]
         return attend(qkv, keys, values, work, partials, spec, tiles[kind], self.multiprocessors, layer.weights.sinks)
 
-    def _feed_forward(self, layer: CudaLayer, normed: torch.Tensor) -> torch.Tensor:
+    def _adapted(self, layer: CudaLayer, place: int, x: torch.Tensor, linear: Linear, inputs: Inputs) -> torch.Tensor:
+        """The product of a layer at this place in the tables of adapters, with what they add."""
+        added = None
+        if inputs.adapted:
+            assert self.adapters, "no adapters are served"
+            product, outputs = len(JOINED) * layer.number + place, linear.weight.shape[0]
+            width = self.adapters.widths[place]
+            added = add_low_rank(x, inputs.adapted, product, width, outputs, self.multiprocessors)
+        return self._product(x, linear, self._dtype, added=added)
+
+    def _feed_forward(self, layer: CudaLayer, inputs: Inputs, normed: torch.Tensor) -> torch.Tensor:
         """What a layer's MLP computes, or its experts and the MLP beside them, if there is one."""
         product, dtype, up, down = self._product, self._dtype, layer.weights.up, layer.weights.down
-        shared = product(activate(product(normed, up, dtype), self._part), down, dtype) if up and down else None
+        shared = None
+        if up and down:
+            inner = activate(self._adapted(layer, UP, normed, up, inputs), self._part)
+            shared = self._adapted(layer, DOWN, inner, down, inputs)
         if layer.experts is None:
             assert shared is not None, "a layer has an MLP or experts"
             return shared
@@ -253,7 +271,7 @@ class CudaLayers:
         rotary = self._rotary(rotary_table(part, length)) if part.rotary else None
         local = self._rotary(rotary_table(part, length, True)) if part.local_frequencies else rotary
         owners = [layer for layer in layers if spec.kv_layer(layer) == layer]
-        made = []
+        made: list[CudaLayer] = []
         for i in layers:
             stored = setup.weights.layer(i)
             weights, experts = self._layer(stored), self._experts(stored.experts) if stored.experts else None
@@ -270,7 +288,7 @@ class CudaLayers:
                 spec.has_values(i),
             )
             kind, kv = self.attentions.index(part.attention_of(i)), owners.index(spec.kv_layer(i))
-            made.append(CudaLayer(weights, experts, how, kind, kv))
+            made.append(CudaLayer(weights, experts, how, kind, kv, len(made)))
         return made
 
     def _layer(self, layer: LayerWeights) -> LayerWeights:

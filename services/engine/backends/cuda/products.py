@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from services.engine.backends.cuda.coded import CodedLinear, Coding
 from services.engine.backends.cuda.kernels.experts import Routes, sort
+from services.engine.backends.cuda.kernels.low_rank import Added
 from services.engine.backends.cuda.kernels.product import Step, Tile, anchor, multiply, steps, stored
 from services.engine.families.decoder_weights import Linear
 
@@ -22,6 +24,8 @@ from services.engine.families.decoder_weights import Linear
 SLABS = (2048, 1024, 512)
 WHOLE = (256, 224, 192, 160, *range(128, 48, -16))
 ALIGNED = 8  # numbers of 16 bits: what the library's fast kernels need of inputs and outputs
+
+Way = Callable[[int, Tile], torch.Tensor]  # to compute the product of so many rows
 
 log = logging.getLogger(__name__)
 
@@ -50,29 +54,38 @@ class Products:
     """Multiplies by weights with float32 sums in ascending order of the inputs, so a row's bits depend on it alone.
 
     A way is used for a shape once `settle` has compared its bits with those of `anchor`; until then only tiles are.
+    The library rounds its sums, so what adapters add comes in tiles, and a batch with adapters is cut into slabs only
+    before its first row with one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, adapted: bool = False) -> None:
+        """`adapted`: whether adapters will add to products."""
+        self._adapted = adapted
         self._library: dict[Shape, tuple[int, ...]] = {}  # numbers of rows
         self._steps: dict[Shape, list[Step]] = {}  # with the tiles that are used
 
     def __call__(
-        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+        added: Added | None = None,
     ) -> torch.Tensor:
-        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
-        `out` if it is given. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product` of
-        backends/cpu/kernels/layers.h."""
+        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus what is `added` and the bias: [rows,
+        outputs] in `dtype`, in `out` if it is given."""
         shape = shape_of(linear, x.dtype, dtype)
         rows, begin = len(x), 0
+        plain = added.plain if added else rows
         if out is None:
             out = torch.empty(rows, shape.outputs, dtype=dtype, device=x.device)
         if linear.bias is None:
             for count in self._library.get(shape, ()):
-                while rows - begin >= count if count in SLABS else rows - begin == count:
+                while plain - begin >= count if count in SLABS else rows - begin == count == plain - begin:
                     library_product(x[begin : begin + count], linear, out[begin : begin + count])
                     begin += count
         if begin < rows:
-            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:])
+            multiply(x[begin:], linear, dtype, self._tile(shape, rows - begin), out[begin:], added=added, begin=begin)
         return out
 
     def of_experts(self, x: torch.Tensor, linear: Linear, routes: Routes, dtype: torch.dtype) -> torch.Tensor:
@@ -86,7 +99,12 @@ class Products:
         """Compare the bits of each way to multiply x [at least SLABS[0], inputs] by this weight, at every number of
         rows where the way changes, and refuse those that differ. Returns a hash of the bits. The host waits."""
         shape = shape_of(linear, x.dtype, dtype)
-        expected = self._settle_tiles(shape, len(x), lambda rows, tile: multiply(x[:rows], linear, dtype, tile))
+
+        def way(rows: int, tile: Tile, added: Added | None = None) -> torch.Tensor:
+            return multiply(x[:rows], linear, dtype, tile, added=added)
+
+        zeros = self._zeros(shape, len(x), x.device)
+        expected = self._settle_tiles(shape, len(x), way, *([partial(way, added=zeros)] if zeros else []))
         counts = (count for count in (*SLABS, *WHOLE) if self._keeps_bits(count, linear, x, expected))
         self._library[shape] = tuple(counts)
         return _hash(expected)
@@ -101,15 +119,23 @@ class Products:
 
         return _hash(self._settle_tiles(shape_of(linear, x.dtype, dtype), len(x), way))
 
-    def _settle_tiles(self, shape: Shape, most: int, way: Callable[[int, Tile], torch.Tensor]) -> torch.Tensor:
+    def _zeros(self, shape: Shape, rows: int, device: torch.device) -> Added | None:
+        """Adds nothing to a product that adapters may change."""
+        if not self._adapted or shape.operands != shape.result:
+            return None
+        first = torch.zeros(1, dtype=torch.int64, device=device)
+        return Added(torch.zeros(rows, shape.outputs, device=device), first, 0)
+
+    def _settle_tiles(self, shape: Shape, most: int, way: Way, *others: Way) -> torch.Tensor:
         """Keep for each number of rows the first tile, of its own and those for fewer rows, that does not change what
-        `way` computes of so many rows. Returns that of the `most` rows."""
+        `way` computes of so many rows, nor what the others do. Returns that of the `most` rows."""
         expected = way(most, shape.anchor)
         kept: list[Step] = []
         for step in shape.steps:
             counts = step.least, min(step.most, most)
             tiles = (step.tile, *(earlier.tile for earlier in reversed(kept)))
-            same = (tile for tile in tiles if _keeps(shape, tile, counts, way, expected))
+            each = (way, *others)
+            same = (tile for tile in tiles if all(_keeps(shape, tile, counts, one, expected) for one in each))
             kept.append(replace(step, tile=next(same, shape.anchor)))
         self._steps[shape] = kept
         return expected
@@ -123,8 +149,10 @@ class Products:
         x = torch.zeros(max((1, *counts)), inputs, dtype=operands, device=device)
         out = torch.empty(len(x), outputs, dtype=dtype, device=device)
         routes = sort(torch.zeros(1, 1, dtype=torch.int32, device=device), experts[0]) if experts else None
+        zeros = None if routes else self._zeros(shape, 1, device)
         for step in shape.steps:
-            multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes)
+            for added in (None, zeros) if zeros else (None,):
+                multiply(x[:1], linear, dtype, self._tile(shape, step.least), out[:1], routes=routes, added=added)
         for count in counts:
             library_product(x[:count], linear, out[:count])
 
@@ -147,9 +175,7 @@ class Products:
         return next(step.tile for step in self._steps.get(shape, shape.steps) if rows <= step.most)
 
 
-def _keeps(
-    shape: Shape, tile: Tile, counts: Iterable[int], way: Callable[[int, Tile], torch.Tensor], expected: torch.Tensor
-) -> bool:
+def _keeps(shape: Shape, tile: Tile, counts: Iterable[int], way: Way, expected: torch.Tensor) -> bool:
     """Whether `way` computes what is expected with this tile, of each of these numbers of rows."""
     for rows in counts:
         try:

@@ -28,9 +28,6 @@ class StockAdapters:
             name: (self._kept(torch.from_numpy(part.a) * part.scale), self._kept(torch.from_numpy(part.b)))
             for name, part in adapter.parts.items()
         }
-        for name in adapter.parts.keys() - self._hooked:
-            self._modules[name].register_forward_hook(self._hook(name))
-            self._hooked.add(name)
 
     def drop(self, digest: str) -> None:
         del self._parts[digest]
@@ -38,6 +35,9 @@ class StockAdapters:
     def begin(self, batch: FlatBatch) -> None:
         """Add the parts of the adapters of this batch from now on."""
         self._tokens, self._adapted = len(batch.input_ids), batch.adapted
+        for name in {name for tokens in self._adapted for name in self._parts[tokens.adapter]} - self._hooked:
+            self._modules[name].register_forward_hook(self._hook(name))
+            self._hooked.add(name)
 
     def _kept(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.to(self._device, torch.float32)

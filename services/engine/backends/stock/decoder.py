@@ -35,8 +35,7 @@ class StockDecoder:
         self._advancing, self._scratch = states, Scratch()
         self._model = model
         self._base = base_of(model)
-        # layers with a state run for some requests at a time
-        self.adapters: StockAdapters | None = None if states else StockAdapters(model)
+        self.adapters = StockAdapters(model)
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
@@ -62,8 +61,7 @@ class StockDecoder:
             ids = self._on_device(batch.input_ids)
             if batch.drawn:
                 batch.drawn.put(ids)
-            if self.adapters:
-                self.adapters.begin(batch)
+            self.adapters.begin(batch)
             with attending(attention), advancing(states):
                 output = self._model(
                     input_ids=ids[None],

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from services.adapters.peft import LowRank
+from services.engine.adapters import Adapter
 from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.encoder import make_encoder
@@ -20,13 +23,17 @@ from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
 from services.engine.families.config import load_config, load_encoder_config
+from services.engine.families.linears import read_by_family, shapes_of
 from services.engine.families.llama import windows_of
+from services.engine.families.low_rank import read_layer
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings, choose_block_size
 from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.engine.weights.random_tensors import RandomTensors
+from services.engine.weights.tensors import Tensors
 from services.models.info import ModelInfo
+from services.models.linears import LinearShape
 from services.models.pooling import pooling_of
 from services.requests import SamplingParams
 
@@ -39,6 +46,7 @@ MANY_SPLITS = 1000  # tokens of one more on a GPU, whose increments several prog
 CHUNK = 20  # tokens of the third prompt's first chunk
 SHORT_REQUESTS = 16  # they join the last iterations, so that increments fill more than one tile
 INCREMENTS = 4
+ADAPTERS = {"a": 3, "b": 40}  # ranks, below and above those of a tile
 SEED = 7
 
 
@@ -71,8 +79,29 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     model = make_model(config, tensors, torch.float32, device)
     place_by_position(model, longest)
     stock = StockDecoder(model, check_attention(model, spec.layers))
+    found, block_size = [], choose_block_size(settings)
     with torch.inference_mode():
-        return compare(fast, stock, choose_block_size(settings), length, spec, device, prompts)
+        found.append(compare(fast, stock, block_size, length, spec, device, prompts))
+        if settings.adapters and fast.adapters and stock.adapters:
+            base = RandomTensors(config, kept, torch.device("cpu"), groups=weights.groups)
+            for digest, rank in ADAPTERS.items():
+                adapter = _random_adapter(spec, base, shapes_of(model), min(rank, settings.max_lora_rank))
+                fast.adapters.put(digest, adapter)
+                stock.adapters.put(digest, adapter)
+            found.append(compare(fast, stock, block_size, length, spec, device, prompts, ("", *ADAPTERS)))
+    return max(found, key=lambda difference: (difference != difference, difference))  # NaN wins
+
+
+def _random_adapter(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearShape], rank: int) -> Adapter:
+    """Changes all linear layers that it can, each by half of what a weight gives."""
+    numbers = np.random.default_rng(SEED + rank)
+
+    def part(shape: LinearShape) -> LowRank:
+        a, b = (numbers.standard_normal(size, np.float32) for size in ((rank, shape.inputs), (shape.outputs, rank)))
+        return LowRank(a, b, 0.5 * (rank * shape.inputs) ** -0.5)
+
+    parts = {name: part(linears[name]) for name in sorted(read_by_family(spec, base, linears))}
+    return Adapter(parts, [read_layer(spec, i, parts, linears, base) for i in range(spec.layers)])
 
 
 def _encoder_trial(folder: Path, settings: EngineSettings, full: DecoderSpec, dtype: torch.dtype) -> float:
@@ -158,14 +187,17 @@ def compare(
     spec: DecoderSpec,
     device: torch.device,
     prompts: Sequence[int] = PROMPTS,
+    adapters: Sequence[str] = ("",),
 ) -> float:
-    """The largest difference of two logits of these decoders, which have the same weights, as `trial` returns it."""
-    states = _requests(block_size, length, spec.vocab, prompts)
+    """The largest difference of two logits of these decoders, which have the same weights, as `trial` returns it. The
+    requests have these adapters in turn."""
+    states = _requests(block_size, length, spec.vocab, prompts, adapters)
     for decoder in (fast, stock):
         blocks = sum(len(state.blocks) for state in states)
         decoder.bind(KVCache(decoder.layers, blocks, block_size, decoder.cache_dtype, device))
     worst = torch.zeros((), device=device)
-    for scheduled in _iterations(states, len(prompts), spec.vocab):
+    for each in _iterations(states, len(prompts), spec.vocab):
+        scheduled = sorted(each, key=lambda one: one[0].sampling.adapter)  # as in every batch
         ours, theirs = (decoder.forward(pack_batch(scheduled, block_size)) for decoder in (fast, stock))
         assert ours is not None
         assert theirs is not None
@@ -176,7 +208,9 @@ def compare(
     return float(worst)
 
 
-def _requests(block_size: int, length: int, vocab: int, prompts: Sequence[int]) -> list[RequestState]:
+def _requests(
+    block_size: int, length: int, vocab: int, prompts: Sequence[int], adapters: Sequence[str]
+) -> list[RequestState]:
     """Requests whose blocks are scattered."""
     drawn = torch.Generator().manual_seed(SEED)
     lengths = [min(prompt, length - SHORT_REQUESTS) for prompt in prompts] + [1 + i % 3 for i in range(SHORT_REQUESTS)]
@@ -185,7 +219,8 @@ def _requests(block_size: int, length: int, vocab: int, prompts: Sequence[int]) 
     states = []
     for i, (count, blocks) in enumerate(zip(lengths, room, strict=True)):
         prompt = torch.randint(vocab, (count,), generator=drawn).tolist()
-        state = RequestState(f"proof/{i}", prompt, count, SamplingParams(SHORT_REQUESTS))
+        sampling = SamplingParams(SHORT_REQUESTS, adapter=adapters[i % len(adapters)])
+        state = RequestState(f"proof/{i}", prompt, count, sampling)
         state.blocks = array("i", [next(order) for _ in range(blocks)])
         states.append(state)
     return states

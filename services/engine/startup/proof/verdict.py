@@ -168,7 +168,8 @@ def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: tor
     weights = loading.open_model(spec, folder, settings)
     stored = weights.stored, sorted(weights.groups.items())
     kept = settings.weights, devices.choose_cache_dtype(settings, dtype)
-    kind = (dtype, *stored, *kept, choose_block_size(settings))
+    adapters = settings.max_lora_rank if settings.adapters else 0
+    kind = (dtype, *stored, *kept, choose_block_size(settings), adapters)
     versions = [version(name) for name in ("torch", "transformers")]
     digest = hashlib.sha256(repr((_machine(device, settings), kind, versions)).encode())
     digest.update((folder / "config.json").read_bytes())

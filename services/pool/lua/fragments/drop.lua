@@ -5,12 +5,16 @@ local MAX_DROPPED = 4096 -- sequences after which a script drops no further grou
 
 local num_dropped = 0 -- sequences that this script has dropped
 
--- Removes an ended group and all its sequences.
+-- Removes an ended group and all its sequences. The seats that have their texts for drafts are told so.
 local function drop_group(request)
   local key = P .. "group:" .. request
-  local group = redis.call("HMGET", key, "ids", "bytes", "key", "tenant")
+  local group = redis.call("HMGET", key, "ids", "bytes", "key", "tenant", "remember")
   local ids = cmsgpack.unpack(group[1])
   for _, id in ipairs(ids) do
+    local seat = group[5] and redis.call("HGET", P .. "seq:" .. id, "seat")
+    if seat and redis.call("ZSCORE", LEASES, seat) then
+      redis.call("SADD", P .. "forgotten:" .. seat, id)
+    end
     redis.call("DEL", P .. "seq:" .. id, P .. "tok:" .. id, P .. "lp:" .. id)
   end
   if group[3] then

@@ -40,7 +40,6 @@ local function end_sequence(id, blob)
   local key = P .. "seq:" .. id
   local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked")
   redis.call("HSET", key, "state", "ended", "end", blob)
-  redis.call("HDEL", key, "seat")
   for _, box in ipairs(get_outboxes()) do
     redis.call("SREM", box.listening, id)
   end

@@ -113,7 +113,8 @@ local function vacate_seat(seat, taken)
   for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
     requeued = requeued + (requeue(seat, id, taken) and 1 or 0)
   end
-  redis.call("DEL", P .. "running:" .. seat, P .. "cancelled:" .. seat, P .. "bell:" .. seat)
+  redis.call("DEL", P .. "running:" .. seat, P .. "cancelled:" .. seat, P .. "forgotten:" .. seat,
+    P .. "bell:" .. seat)
   redis.call("HDEL", P .. "seat:" .. seat, "epoch", "owner", "lease", "call", "said")
   redis.call("SREM", IDLE, seat)
   redis.call("ZREM", LEASES, seat)

@@ -3,6 +3,7 @@ it is computed."""
 
 from __future__ import annotations
 
+from itertools import count
 from threading import Event
 
 import numpy as np
@@ -12,7 +13,7 @@ from compiled_search import compiled_search
 from letters import EOS_ID, letters
 
 from services.engine.batch import grammars as grammars_module
-from services.engine.batch.grammars import GrammarCompiler, OutputGrammar
+from services.engine.batch.grammars import GrammarCompiler, OutputGrammar, allows
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler
 from services.engine.sampling.sampler import Sampler
@@ -137,6 +138,23 @@ def test_short_masks_empty_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(40):
             one.grammar._spend(0.0, 1)
     assert one.grammar._seconds == pytest.approx(0.0, abs=1e-9)
+
+
+def test_masks_of_a_draft_cost_its_request_no_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = row("one", "start: /[ab]*/", [])
+    Sampler(EOS, VOCAB, None, letters(VOCAB)).begin(one)
+    grammar = one.grammar
+    assert isinstance(grammar, OutputGrammar)
+    grammar.advance(one.token_ids)
+    a, b, *_ = (letter for letter in range(VOCAB) if letter not in EOS and allows(grammar.mask, letter))
+    clock = count(step=1.0)
+    with monkeypatch.context() as slow:
+        slow.setattr(grammars_module.time, "thread_time", lambda: next(clock))  # a second between two readings
+        for _ in range(50):
+            assert len(grammar.masks_after([a, b] * 8)) == 16
+    grammar.advance([*one.token_ids, b])  # the draft was rejected
+    assert grammar.error is None
+    assert grammar._seconds < grammars_module.LARGEST
 
 
 def test_a_grammar_that_compiles_for_long_does_not_delay_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
+from services.engine.adapters import LowRankProduct
+from services.engine.backends.cpu import adapters
 from services.engine.backends.cpu.build import SOURCE, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
@@ -39,6 +41,8 @@ KINDS = {
     "bfloat16": replace(SETTINGS, dtype="bfloat16"),
     "int8": replace(SETTINGS, weights="int8"),
     "int8 keys and values": replace(SETTINGS, kv_cache_dtype="int8_per_token_head"),
+    "adapters": replace(SETTINGS, adapters=Path("not read")),
+    "adapters, bfloat16": replace(SETTINGS, adapters=Path("not read"), dtype="bfloat16"),
     "the same, blocks of five": replace(SETTINGS, kv_cache_dtype="int8_per_token_head", block_size=5),
 }
 
@@ -120,6 +124,21 @@ def test_what_is_wrong_is_seen(
 ) -> None:
     plant(monkeypatch)
     assert not trial(tiny_model("llama"), SETTINGS) <= bound(SETTINGS)
+
+
+def test_what_is_wrong_with_adapters_is_seen_where_they_are_served(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number of a `b` counts as zero."""
+    pack = adapters.pack_low_rank
+
+    def wrong(product: LowRankProduct, lanes: int, gated: bool) -> Any:
+        product.b[3, 1] = 0.0
+        return pack(product, lanes, gated)
+
+    monkeypatch.setattr(adapters, "pack_low_rank", wrong)
+    assert trial(tiny_model("llama"), SETTINGS) <= bound(SETTINGS)
+    assert not trial(tiny_model("llama"), KINDS["adapters"]) <= bound(SETTINGS)
 
 
 @pytest.mark.parametrize("size", [20, 200])

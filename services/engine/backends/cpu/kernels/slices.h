@@ -62,7 +62,8 @@ inline Slice slice_of(const Batch& batch, const int* owners, int first, int end,
 // One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
 // and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
 // it costs little; and each thread has several, so that it hardly waits for others.
-// With `whole`, a slice ends with a request: its tokens need no keys of other slices.
+// With `whole`, a slice ends with the request whose end is nearest: its tokens need no keys of other slices. As threads
+// may take such slices in any order, the longest come first, so that all threads end at about the same time.
 inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights,
                                     const std::vector<int>& most, bool whole) {
     const int units = (batch.tokens + heights.unit - 1) / heights.unit;
@@ -72,8 +73,13 @@ inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int t
     std::vector<Slice> slices;
     for (int first = 0, end; first < batch.tokens; first = end) {
         end = std::min(batch.tokens, first + rows);
-        if (whole) end = batch.starts[owners[end - 1] + 1];
+        if (whole) {
+            const int32_t begin = batch.starts[owners[end - 1]], after = batch.starts[owners[end - 1] + 1];
+            end = begin > first && end - begin < after - end ? begin : after;
+        }
         slices.push_back(slice_of(batch, owners, first, end, most));
     }
+    const auto longer = [](const Slice& one, const Slice& other) { return one.count > other.count; };
+    if (whole) std::stable_sort(slices.begin(), slices.end(), longer);
     return slices;
 }

@@ -1,7 +1,8 @@
 """Products whose tile follows the number of rows.
 
-An output is one float32 sum over the inputs in ascending order, to which the bias is added, and which is then rounded
-once. No tile regroups that sum, so a row's bits depend neither on the tile nor on the rows beside it.
+An output is one float32 sum over the inputs in ascending order, to which what an adapter adds and the bias are added,
+and which is then rounded once. No tile regroups that sum, so a row's bits depend neither on the tile nor on the rows
+beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from services.engine.backends.cuda.coded import CodedLinear
 from services.engine.backends.cuda.kernels.codes import sum_of_codes
 from services.engine.backends.cuda.kernels.experts import Routes
 from services.engine.backends.cuda.kernels.launch import early, stages, wait
+from services.engine.backends.cuda.kernels.low_rank import Added
 from services.engine.families.decoder_weights import Linear
 
 GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
@@ -105,9 +107,11 @@ def multiply(
     tile: Tile,
     out: torch.Tensor | None = None,
     routes: Routes | None = None,
+    added: Added | None = None,
+    begin: int = 0,
 ) -> torch.Tensor:
     """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
-    given.
+    given. With `added`, these are the rows from `begin` on of its product.
 
     With `routes`, weights are [experts, outputs, inputs] and biases [experts, outputs]. Each place is multiplied by its
     expert's: [places, outputs]. x has a row for each place, or for each token."""
@@ -131,12 +135,15 @@ def multiply(
             codes and codes.factors,
             codes and codes.table,
             linear.bias,
+            added and added.numbers[begin:],
+            added and added.first,
             routes and routes.places,
             routes and routes.ends,
             rows,
             inputs,
             outputs,
             rows // len(x),
+            begin,
             EXPERTS=experts,
             EXPERTS_BLOCK=triton.next_power_of_2(experts),
             EVEN=inputs % (codes.coding.step if codes else tile.depth) == 0,
@@ -172,7 +179,7 @@ def _tile_of_expert(tile, ends, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constex
     return tl.sum(tl.where(this, number, 0)), first, tl.sum(tl.where(this, end, 0))
 
 
-@triton.jit(do_not_specialize=["rows", "chosen"])
+@triton.jit(do_not_specialize=["rows", "chosen", "begin"])
 def _multiply(
     out,
     x,
@@ -180,12 +187,15 @@ def _multiply(
     factors,
     table,
     bias,
+    added,
+    first_added,
     places,
     ends,
     rows,
     inputs,
     outputs,
     chosen,  # places for each row of x
+    begin,
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
@@ -230,6 +240,10 @@ def _multiply(
         total = sum_of_codes(x_row, there, weight_row, at, step, table, inputs, end_depth, EVEN, ROWS, COLUMNS, CODING)
     if SWAPPED:
         total = tl.trans(total)
+    if added is not None:
+        adapted = (there & (row + begin >= tl.load(first_added)))[:, None] & (column < outputs)[None, :]
+        more = tl.load(added + row.to(tl.int64)[:, None] * outputs + column[None, :], adapted, 0.0)
+        total = tl.where(adapted, total + more, total)
     if bias is not None:
         total += tl.load(bias + own).to(tl.float32)[None, :]
     to_row = row

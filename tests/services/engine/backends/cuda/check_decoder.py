@@ -220,15 +220,16 @@ def test_iterations_run_ahead_over_blocks_that_hold_anything(tiny_model: Callabl
     assert not engine.decoder.reads_past_end
 
 
+@pytest.mark.parametrize("most_rank", [0, pytest.param(5, marks=pytest.mark.full)])
 @pytest.mark.parametrize("rank", [None, 0, 1, 3])
 def test_the_largest_iteration_runs_before_there_are_requests(
-    rank: int | None, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    rank: int | None, most_rank: int, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a cache of one block; on ranks, which are not linked yet, too."""
+    """Over a cache of one block, with adapters too; on ranks, which are not linked yet, too."""
     for name, number in (("MOST_REQUESTS", 3), ("MOST_ROWS", 5), ("MOST_TOKENS", 20)):
         monkeypatch.setattr(rehearsal, name, number)
     layout = Layout() if rank is None else Layout(2, 2, rank)
-    setup = make_setup(tiny_model("llama"), layout.partition)
+    setup = replace(make_setup(tiny_model("llama"), layout.partition), most_rank=most_rank)
     decoder = CudaDecoder(setup, layout)
     cache = KVCache(decoder.layers, 1, 8, torch.float32, CPU)
     decoder.bind(cache)

@@ -26,6 +26,7 @@ from services.engine.backends.cuda.kernels import (
     experts,
     heads,
     launch,
+    low_rank,
     norm,
     product,
 )
@@ -89,6 +90,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         (triton_rows, "_maxima"),
         (triton_rows, "_best"),
         (triton_rows, "_weigh"),
+        (low_rank, "_shrink"),
+        (low_rank, "_expand"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
@@ -117,6 +120,10 @@ def bf16(*shape: int) -> torch.Tensor:
 
 def f32(*shape: int) -> torch.Tensor:
     return torch.empty(shape, device="meta")
+
+
+def i64(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 def i32(*shape: int) -> torch.Tensor:
@@ -301,12 +308,14 @@ REGISTERS = {80: 255, 89: 255, 90: 216, 100: 240}  # the most of a thread
 SHARED = {80: 163, 89: 99, 90: 227, 100: 227}  # KiB that a program may have
 
 
-def table(capability: int, made: list[Any], tmp_path: Path) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
+def table(
+    capability: int, made: list[Any], tmp_path: Path, added: low_rank.Added | None = None
+) -> list[tuple[product.Tile, dict[str, int], set[str]]]:
     """Each tile of products, its resources, and its instructions that multiply matrices."""
     found = []
     for tile in dict.fromkeys((product.ANCHOR, *(tile for _, _, tile in product.TILES))):
         made.clear()
-        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bf16(6144)), torch.bfloat16, tile)
+        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bf16(6144)), torch.bfloat16, tile, added=added)
         used = usage(made[0], tmp_path) | {"SHARED": made[0].metadata.shared}
         instructions = re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*", made[0].asm["ptx"])
         found.append((tile, used, set(instructions)))
@@ -327,6 +336,40 @@ def test_tiles_of_products(capability: int, made: list[Any], tmp_path: Path, mon
         assert used["SHARED"] <= SHARED[capability] * 1024, (tile, used)
         assert instructions, tile
         assert all(MATRIX[capability] in one for one in instructions), (tile, instructions)
+
+
+@pytest.mark.full
+def test_tiles_beside_adapters(made: list[Any], tmp_path: Path) -> None:
+    """With the matrix instructions that tiles have without; little is spilled, and only by the largest one, behind its
+    sums; and two tiles for codes."""
+    added = low_rank.Added(f32(9, 6144), i64(1), 0)
+    alone, beside = (table(90, made, tmp_path, each) for each in (None, added))
+    for (tile, _, instructions), (_, used, own) in zip(alone, beside, strict=True):
+        assert own == instructions
+        assert used["STACK"] <= (512 if tile.rows == 256 else 0), (tile, used)
+        assert used["SHARED"] <= SHARED[90] * 1024, (tile, used)
+    for tile in (product.CODES_TILES[0][2], product.CODES_TILES[-1][2]):
+        made.clear()
+        product.multiply(bf16(9, 4096), by_codes(CODINGS["gptq"], 6144, 4096), torch.bfloat16, tile, added=added)
+        assert usage(made[0], tmp_path)["STACK"] == 0, tile
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)])
+def test_low_ranks(dtype: torch.dtype, made: list[Any], tmp_path: Path) -> None:
+    """No tensor cores, which have fewer bits; `a` and `b` are read 16 bytes at once, though only a table knows where
+    they are."""
+    adapted = low_rank.Adapted(i32(1), i64(9, low_rank.ITEM), 0)
+    low_rank.add_low_rank(f32(9, 4096).to(dtype), adapted, 3, 48, 6144, 132)
+    assert [kernel.metadata.name for kernel in made] == ["_shrink", "_expand"]
+    for kernel in made:
+        found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
+        print(kernel.metadata.name, found, kernel.metadata.shared)
+        assert found["STACK"] <= 8, found
+        assert kernel.metadata.shared <= SHARED[90] // low_rank.RESIDENT * 1024
+        assert found["REG"] <= 65_536 // (low_rank.RESIDENT * 128), found
+        assert "mma" not in ptx
+        assert re.search(r"ld\.global[.\w]*\.v4|cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+        assert not re.search(r"ld\.global\.b32 .*\+16|cp\.async\.ca\.shared", ptx), "numbers one by one"
 
 
 # what most checkpoints have: GPTQ, AWQ, FP8 by output and of blocks, MXFP4, NVFP4, Q8_0, Q4_K, Q6_K

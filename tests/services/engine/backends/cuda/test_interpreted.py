@@ -13,7 +13,10 @@ pytest.importorskip("triton")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # one test has a hundred checks
 
-CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "codes", "decoder", "ranks", "bench")]
+CHECKS = [
+    Path(__file__).with_name(f"check_{what}.py")
+    for what in ("kernels", "codes", "adapters", "decoder", "ranks", "bench")
+]
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,22 @@
-"""GGUF files of transformers folders, as llama.cpp's converter names and orders their tensors."""
+"""GGUF files of transformers folders, as llama.cpp's converter names and orders their tensors, and of random weights in
+any of ggml's types."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-Kind = gguf.GGMLQuantizationType
+from services.engine.weights.random_tensors import DEVIATION
+from services.engine.weights.tensors import Checkpoint
+
+Kind: Any = gguf.GGMLQuantizationType
 ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
@@ -21,8 +25,11 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "lfm2": "lfm2",
 }
-# where a block of random bytes has float16 numbers, which must be finite
+# where a block of random bytes has float16 numbers: a scale and, if there is a second one, that of the offsets
 HALVES = {
+    "Q4_0": (0,),
+    "Q5_0": (0,),
+    "Q8_0": (0,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_K": (0, 2),
@@ -31,6 +38,8 @@ HALVES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
+# of a matrix whose inputs are no whole blocks, as llama.cpp's quantizer has them
+FALLBACKS = {Kind.Q4_K: Kind.Q5_0, Kind.Q6_K: Kind.Q8_0}
 
 
 def write_gguf(
@@ -40,27 +49,37 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     splitter: str = "smollm",
+    weights: bool = True,
 ) -> Path:
     """The model in `folder`, with a BPE tokenizer, as a GGUF file. `kind_of`: ggml's type of each matrix, by its name
-    in the file. `metadata`: further numbers and texts, by what follows the architecture's name."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    config = model.config
-    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    in the file. `metadata`: further numbers and texts, by what follows the architecture's name. `weights`: whether the
+    folder has them; else matrices are random blocks of a type in `HALVES`, and norms are 1."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    checkpoint = Checkpoint(folder) if weights else None
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type], use_temp_file=True)  # it may exceed the memory
     _write_config(writer, config)
     _write_tokenizer(writer, folder, splitter)
     for name, value in (metadata or {}).items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{writer.arch}.{name}", value)
     architecture = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[writer.arch]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     drawn = np.random.default_rng(0)
-    for name, weight in model.state_dict().items():
+    for name, shape in ((name, tuple(weight.shape)) for name, weight in model.state_dict().items()):
         if name not in tied:
             named = f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}"
-            numbers = _as_llama_cpp(config, name, weight.numpy())
-            kind = Kind[kind_of(named) if weight.ndim == 2 else "F32"]
-            writer.add_tensor(named, _blocks(numbers, kind, drawn), raw_dtype=kind)
+            kind = Kind[kind_of(named) if len(shape) == 2 else "F32"]
+            if checkpoint:
+                numbers = _as_llama_cpp(config, name, checkpoint.read(name).float().numpy())
+                stored = numbers if kind == Kind.F32 else _quantized(numbers, kind, drawn)
+            else:
+                if len(shape) == 2 and shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
+                    kind = FALLBACKS[kind]
+                stored = _random(shape, kind, drawn) if len(shape) == 2 else np.ones(shape, np.float32)
+            writer.add_tensor(named, stored, raw_dtype=kind)
     for name, numbers in (tensors or {}).items():
         writer.add_tensor(name, numbers)
     writer.write_header_to_file()
@@ -159,13 +178,27 @@ def _as_llama_cpp(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
     return weight.reshape(heads, 2, dim, -1).swapaxes(1, 2).reshape(weight.shape).copy()
 
 
-def _blocks(numbers: np.ndarray, kind: Any, drawn: np.random.Generator) -> np.ndarray:
+def _quantized(numbers: np.ndarray, kind: Any, drawn: np.random.Generator) -> np.ndarray:
     """The numbers in this type; where the package gguf cannot write it, random blocks."""
-    if kind.name not in HALVES:
-        return numbers if kind == Kind.F32 else gguf.quantize(numbers, kind)
+    try:
+        return gguf.quantize(numbers, kind)
+    except NotImplementedError:
+        return _random(numbers.shape, kind, drawn)
+
+
+def _random(shape: Sequence[int], kind: Any, drawn: np.random.Generator) -> np.ndarray:
+    """Random blocks, whose numbers have about the mean 0 and the deviation of other random weights."""
     count, size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = drawn.integers(0, 256, (numbers.shape[0], numbers.shape[1] // count, size), dtype=np.uint8)
-    for at in HALVES[kind.name]:
-        scales = drawn.uniform(0.0005, 0.001, (*blocks.shape[:2], 1)).astype(np.float16)
-        blocks[:, :, at : at + 2] = scales.view(np.uint8)
-    return blocks.reshape(numbers.shape[0], -1)
+    blocks = drawn.integers(0, 256, (shape[0], shape[1] // count, size), dtype=np.uint8)
+    sample, places = drawn.integers(0, 256, (1024, size), dtype=np.uint8), HALVES[kind.name]
+
+    def fill(rows: np.ndarray, *scales: Any) -> np.ndarray:
+        for at, scale in zip(places, scales, strict=True):
+            rows[..., at : at + 2] = np.asarray(scale, np.float16)[..., None].view(np.uint8)
+        return rows
+
+    scaled, *offset = (gguf.dequantize(fill(sample, *(float(at == one) for at in places)), kind) for one in places)
+    scales = [1.0, *(-scaled.mean() / one.mean() for one in offset)]
+    factor = DEVIATION / gguf.dequantize(fill(sample, *scales), kind).std()
+    varied = drawn.uniform(0.5, 1.5, (len(scales), *blocks.shape[:2])) * factor
+    return fill(blocks, *(scale * own for scale, own in zip(scales, varied, strict=True))).reshape(shape[0], -1)

@@ -1,0 +1,99 @@
+"""The account of a machine's memory, kept by processes that may die at any moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.memory_account import MemoryAccount
+
+HOLD = """
+import sys
+from pathlib import Path
+from actors.memory_account import MemoryAccount
+account = MemoryAccount(Path(sys.argv[1]), sys.argv[2], sys.argv[3], 10, 0.0)
+print(account.take(int(sys.argv[4])), flush=True)
+sys.stdin.read()
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts another process of an engine, which takes memory and holds it."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(engine: str, model: str, bytes: int, took: bool = True) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", HOLD, str(tmp_path), engine, model, str(bytes)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout
+        assert process.stdout.readline().strip() == str(took)
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def account(folder: Path, engine: str = "engine-b", model: str = "b", memory: int = 10) -> MemoryAccount:
+    return MemoryAccount(folder, engine, model, memory, 0.0, lambda: 7)
+
+
+def test_a_share_ends_with_the_last_process_that_holds_it(tmp_path: Path, start: Start) -> None:
+    one, spare = start("engine-a", "a", 6), start("engine-a", "a", 6)
+    own = account(tmp_path)
+    assert not own.take(6)
+    one.kill()
+    one.wait()
+    assert not own.take(6)
+    spare.kill()
+    spare.wait()
+    assert own.take(6)
+    assert {file.name for file in tmp_path.iterdir()} == {"lock", f"engine-b.{os.getpid()}"}
+
+
+def test_many_processes_at_once_never_take_more_than_there_is(tmp_path: Path) -> None:
+    words = [[sys.executable, "-c", HOLD, str(tmp_path), f"engine-{n}", str(n), "3"] for n in range(6)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [subprocess.Popen(each, text=True, **pipes) for each in words]  # type: ignore[call-overload]
+    took = [process.stdout.readline().strip() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    assert 1 <= took.count("True") <= 3  # a place in the queue is kept for the first
+
+
+def test_a_wish_makes_an_idle_engine_leave_and_is_then_fulfilled(tmp_path: Path, start: Start) -> None:
+    own = account(tmp_path)
+    assert own.take(6)
+    assert not own.leaves(time.monotonic())
+    waiting = start("engine-a", "a", 6, took=False)
+    assert own.leaves(time.monotonic())
+    waiting.kill()
+    waiting.wait()
+    assert not own.leaves(time.monotonic())
+    own.release()
+    start("engine-a", "a", 6)
+
+
+def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
+    own = account(tmp_path)
+    assert own.take(4)
+    start("engine-a", "a", 4)
+    assert own.settle(6)
+    assert not own.settle(7)
+    start("engine-c", "c", 6)
+
+
+def test_without_the_setting_all_count_with_what_was_free_first(tmp_path: Path) -> None:
+    assert account(tmp_path, memory=0).bytes == 7
+    assert MemoryAccount(tmp_path, "engine-a", "a", 0, 0.0, lambda: 8).bytes == 7
