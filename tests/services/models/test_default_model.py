@@ -76,9 +76,7 @@ def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """As uv makes them: an interpreter that sees the standard library alone."""
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
     venv.create(tmp_path, with_pip=False)
-    with pytest.raises(
-        ModelError, match="be downloaded: this environment has no pip: uv pip install pip, or name"
-    ):
+    with pytest.raises(ModelError, match="be downloaded: this environment has no pip: uv pip install pip, or name"):
         resolve("default", tmp_path / "cache", [].append)
 
 
