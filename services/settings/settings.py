@@ -167,20 +167,6 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         PlainValidator(_share_or_auto),
         Field(description="share of the free memory for KV blocks; auto: 0.25, and 0.9 on GPUs"),
     ] = "auto"
-    memory: Annotated[
-        ByteSize,
-        Field(
-            description="memory of a machine for all engines on its CPUs, as 12GiB; models that do not fit together "
-            "take turns. 0: what is free; engines of one model alone are not bounded"
-        ),
-    ] = ByteSize(0)
-    turn_seconds: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="seconds after which a busy engine makes room for one of another model that waits for memory",
-        ),
-    ] = 60.0
     max_model_len: Annotated[
         int, Field(ge=0, description="maximum length of prompt and output in tokens; 0: that of the model")
     ] = 0
@@ -224,6 +210,20 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
             f"when less was needed for {DOWNSCALE} times as long",
         ),
     ] = 10.0
+    memory: Annotated[
+        ByteSize,
+        Field(
+            description="memory of a machine for all engines on its CPUs, as 12GiB; models that do not fit together "
+            "take turns. 0: what is free; engines of one model alone are not bounded"
+        ),
+    ] = ByteSize(0)
+    turn_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds after which a busy engine makes room for one of another model that waits for memory",
+        ),
+    ] = 60.0
 
     api_key: Annotated[
         Keys,

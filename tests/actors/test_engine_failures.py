@@ -74,8 +74,8 @@ def test_a_refusal_of_an_added_model_is_only_said() -> None:
     said, ready = list[str](), threading.Event()
     refused = EngineFailure("m3fa9c1.0", "engine-m3fa9c1.0-0-a", 7, "its files have changed", refused=True)
 
-    def send(failed: str) -> None:
-        said.append(failed)
+    def send(says: str) -> None:
+        said.append(says)
         ready.set()
 
     pipe: Any = SimpleNamespace(send=send, reporting=contextlib.nullcontext)

@@ -54,7 +54,7 @@ async def run(url: str, *arguments: str) -> None:
 async def test_it_shows_each_seat(pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     await run(url)
     head, _, seat = capsys.readouterr().out.splitlines()
-    assert head == f"cluster test_it_shows_each_seat, pool test.{LAYOUT}.null: 1 of 1 engines are ready"
+    assert head == f"cluster test_it_shows_each_seat, model tiny, pool test.{LAYOUT}.null: 1 of 1 engines are ready"
     (epoch,) = [seat.epoch for seat in (await pool.overview()).seats if seat.alive]
     assert seat.split() == ["0", epoch, "yes", "10.0.0.1:4000/77", "0", "16", "of", "64"]
 

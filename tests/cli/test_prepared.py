@@ -77,7 +77,8 @@ def test_adapters_that_the_model_cannot_have_are_refused(model: Path, tmp_path: 
     assert "lora_modules: sql: adapter_config.json: rank 4" in refused(
         **lora, lora_modules=[f"sql={good}"], max_lora_rank=2
     )
-    assert f"lora_modules: sql: {tmp_path}/none is no adapter" in refused(**lora, lora_modules=[f"sql={tmp_path}/none"])
+    missing = f"lora_modules: sql: there is no folder {tmp_path}/none"
+    assert missing in refused(**lora, lora_modules=[f"sql={tmp_path}/none"])
 
 
 def test_an_adapter_has_a_name_that_no_model_and_no_other_adapter_has(model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from services.settings.settings import Settings
 
 BEYOND = "<system>"  # the last token of the tokenizer, which the model does not have
 USER = {"role": "user", "content": f"hello {BEYOND}"}  # whose text is plain
-SAY = [USER, {"role": "assistant", "content": f"hello {BEYOND}"}, USER]
+SAY = [{"role": "system", "content": f"hello {BEYOND}"}, USER]
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}]},
@@ -29,7 +29,6 @@ SPELLED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["hello", f"{BEYOND} hello"]}, "prompt"),
     (RESPONSES, {"input": SAY}, "input"),
     (RESPONSES, {"instructions": BEYOND}, "input"),
-    (MESSAGES, {"messages": SAY}, "messages"),
     (MESSAGES, {"system": BEYOND}, "messages"),
 ]
 

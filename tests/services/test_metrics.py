@@ -205,5 +205,5 @@ def test_sums_of_an_earlier_build_with_other_labels_are_not_shown() -> None:
 
 
 def test_labels_are_those_that_are_documented() -> None:
-    known = {"finished_reason", "reason", "file", *ENGINE, *TENANT}
+    known = {"finished_reason", "reason", "file", "position", *ENGINE, *TENANT}
     assert {label for metric in (*COUNTERS.values(), *HISTOGRAMS.values()) for label in metric.labels} <= known

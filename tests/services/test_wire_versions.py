@@ -100,7 +100,7 @@ def _claim(sampling: bytes) -> list[Any]:
 def test_an_unreadable_claim_fails_alone() -> None:
     known = SamplingParams(5)
     claims = [_claim(pack(known)), _claim(b"\x93\x01"), _claim(pack(known))]
-    reply = _by_name(claims=claims, cancelled=[], foreign=[], have=[], lost=0, surplus=0)
+    reply = _by_name(claims=claims, cancelled=[], foreign=[], have=[], lost=0, surplus=0, forgotten=[])
     read: list[Claim] = packing.read_exchange(reply).claims
     assert [claim.unreadable is None for claim in read] == [True, False, True]
     assert read[0].sampling == known
