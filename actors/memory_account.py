@@ -24,6 +24,7 @@ from services.limits import free_memory
 from services.memory import FIRST, Memory, Share, Wish
 
 FRESH = 10.0  # seconds for which a wish counts that is not repeated: its owner may be dead
+ROOM = 512  # bytes of each entry, which are taken at first: later, the disk may be full
 LOCK, BYTES = "lock", "bytes"  # files beside those of the processes
 
 
@@ -40,6 +41,7 @@ class MemoryAccount:
             self._file = (folder / f"{engine}.{os.getpid()}").open("w+b", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._memory = Memory(memory or self._found(free), memory > 0, turn)
+            self._write(None)
         self._wish: Wish | None = None
         self._asked = -inf
 
@@ -91,12 +93,12 @@ class MemoryAccount:
             self._write(None)
 
     def leaves(self, used: float) -> bool:
-        """Whether the engine, which has its weights and has run iterations until `used`, has to give them back. Its
-        turn begins with the first call."""
+        """Whether the engine, which has run iterations until `used`, has to give back its weights; False if this
+        process has no share. Its turn begins with the first call."""
         now = time.monotonic()
         with self._locked():
             shares, wishes = self._read(now)
-            if not (own := shares.get(self._engine)):
+            if not isinstance(self._entry, Share) or not (own := shares.get(self._engine)):
                 return False
             since = min(own.since, now)
             own = replace(own, since=since, used=used if used >= since else since + FIRST)
@@ -131,7 +133,7 @@ class MemoryAccount:
                 else:  # its process is dead
                     path.unlink()
                     continue
-            if not data:
+            if not data.strip():
                 continue
             kind, asked, fields = json.loads(data)
             if kind == Wish.__name__:
@@ -148,10 +150,11 @@ class MemoryAccount:
         return shares, [wish for wish in wishes if wish.engine not in shares]
 
     def _write(self, entry: Share | Wish | None) -> None:
+        self._entry = entry
         fields = [getattr(entry, name) for name in entry.__slots__] if entry else []
         data = json.dumps([type(entry).__name__, time.monotonic(), fields]).encode() if entry else b""
-        self._file.truncate(0)
-        os.pwrite(self._file.fileno(), data, 0)
+        assert len(data) <= ROOM, data
+        os.pwrite(self._file.fileno(), data.ljust(ROOM), 0)
 
 
 def _later(one: float, other: float) -> float:

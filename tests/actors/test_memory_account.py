@@ -85,6 +85,30 @@ def test_a_wish_makes_an_idle_engine_leave_and_is_then_fulfilled(tmp_path: Path,
     start("engine-a", "a", 6)
 
 
+def test_a_process_that_has_let_go_gets_no_share_back(tmp_path: Path, start: Start) -> None:
+    """Its watch may ask just then, while the spare of the engine still has a share."""
+    own, spare = account(tmp_path), start("engine-b", "b", 6)
+    assert own.take(6)
+    own.release()
+    assert not own.leaves(time.monotonic())
+    spare.kill()
+    spare.wait()
+    start("engine-a", "a", 6)
+
+
+def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, start: Start) -> None:
+    """A full disk ends no engine: its entry is written where it was, and the disk was not full when it began."""
+    own = account(tmp_path)
+    (file,) = tmp_path.glob("engine-b.*")
+    size = file.stat().st_size
+    assert own.take(6)
+    assert not own.leaves(time.monotonic())
+    assert file.stat().st_size == size > 0
+    own.release()
+    assert file.stat().st_size == size
+    start("engine-a", "a", 6)
+
+
 def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
     own = account(tmp_path)
     assert own.take(4)
