@@ -316,7 +316,8 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
         done.append("kill")
 
     async def serve(self: Ownership, attachment: object) -> None:
-        self._loop, self._client = SimpleNamespace(in_flight=["a/0"], level=0.0), client  # type: ignore[assignment]
+        loop = SimpleNamespace(in_flight=["a/0"], level=0.0, doubt=lambda: None)
+        self._loop, self._client = loop, client  # type: ignore[assignment]
         raise error
 
     async def attach(self: Ownership) -> None: ...
@@ -379,6 +380,14 @@ async def test_a_seat_says_why_its_engine_cannot_load_the_model_until_it_can(
     assert await asyncio.wait_for(loading, 30) == "attached"
     await renew(pool, seat)
     await asyncio.wait_for(says(""), 30)
+
+
+async def test_the_loop_knows_of_each_call_of_its_owner(pool: RequestPool) -> None:
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch)
+    ownership, doubted = Ownership(context_of(pool, Counters()), seat, None), asyncio.Event()
+    ownership._loop = SimpleNamespace(level=0.0, doubt=doubted.set)  # type: ignore[assignment]
+    await ownership._check_owner()
+    assert doubted.is_set()
 
 
 async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:
