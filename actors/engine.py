@@ -385,8 +385,8 @@ class EngineActor:
             raise
 
     def _settle(self) -> None:
-        """Correct the account, now that the engine is loaded. Raises NoRoom if it needs more than was computed, and
-        there is no room for that. Ranks keep what was computed for all of them."""
+        """Correct the account, now that the engine is loaded. If it needs more than was computed, raises NoRoom while
+        there is no room for that, and ModelError if there will never be. Ranks keep what was computed for all."""
         if self._account is None or self._layout.size > 1:
             return
         self._needs = self._engine.memory + self._settings.beside_model

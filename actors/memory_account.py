@@ -20,11 +20,13 @@ from math import inf
 from pathlib import Path
 
 from actors.haproxy import MARK
+from services.errors import ModelError
 from services.limits import free_memory
 from services.memory import FIRST, Memory, Share, Wish
 
 FRESH = 10.0  # seconds for which a wish counts that is not repeated: its owner may be dead
 ROOM = 512  # bytes of each entry, which are taken at first: later, the disk may be full
+GIB = 1 << 30
 LOCK, BYTES = "lock", "bytes"  # files beside those of the processes
 
 
@@ -52,7 +54,8 @@ class MemoryAccount:
 
     def take(self, bytes: int) -> bool:
         """Take this much for the engine, unless it has a share. False if there is no room yet; the caller asks again
-        soon, and is in the queue meanwhile."""
+        soon, and is in the queue meanwhile. Raises ModelError if there will never be room."""
+        self._check(bytes)
         now = time.monotonic()
         with self._locked():
             shares, wishes = self._read(now)
@@ -72,7 +75,9 @@ class MemoryAccount:
             return False
 
     def settle(self, bytes: int) -> bool:
-        """Correct the share to what loading has shown. False, and no share is left, if there is no room for it."""
+        """Correct the share to what loading has shown. False, and no share is left, if there is no room for it yet.
+        Raises ModelError if there will never be."""
+        self._check(bytes)
         with self._locked():
             shares, _ = self._read(time.monotonic())
             own = shares.get(self._engine)
@@ -110,6 +115,13 @@ class MemoryAccount:
         with (self._folder / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _check(self, bytes: int) -> None:
+        if self._memory.given and bytes > self._memory.bytes:
+            raise ModelError(
+                f"memory={self._memory.bytes / GIB:.2f} GiB: the engine takes {bytes / GIB:.2f} GiB alone; raise "
+                "memory, or use a smaller model, weights=int8 or fewer kv_blocks"
+            )
 
     def _found(self, free: Callable[[], int]) -> int:
         """What the machine had when the first engine asked. All count with the same number."""

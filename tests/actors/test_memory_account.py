@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.memory_account import MemoryAccount
+from services.errors import ModelError
 
 HOLD = """
 import sys
@@ -116,6 +117,17 @@ def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
     assert own.settle(6)
     assert not own.settle(7)
     start("engine-c", "c", 6)
+
+
+def test_an_engine_for_which_there_will_never_be_room_is_refused(tmp_path: Path) -> None:
+    """Also if only loading has shown it."""
+    own = account(tmp_path)
+    with pytest.raises(ModelError, match=r"memory=0\.00 GiB: the engine takes 0\.00 GiB alone"):
+        own.take(11)
+    assert own.take(4)
+    with pytest.raises(ModelError, match="raise memory"):
+        own.settle(11)
+    assert account(tmp_path / "found", memory=0).take(11)
 
 
 def test_without_the_setting_all_count_with_what_was_free_first(tmp_path: Path) -> None:
