@@ -133,7 +133,6 @@ class EngineActor:
         self._tag, self._turn = settings.tag, settings.turn_seconds
         self._account: MemoryAccount | None = None  # None: a null engine, a GPU, or a machine that can keep none
         self._needs = 0  # bytes of this engine, once it was loaded
-        self._used = 0.0  # when the last iteration of an owner was started or ended
         self._null = settings.null_engine
         self._build = build_of(settings)
         self._model, self._replaced = settings.model, engine_files(settings)
@@ -199,10 +198,7 @@ class EngineActor:
         assert self._account
         while True:
             time.sleep(LOOK_AT_ACCOUNT)
-            engine = self._engine
-            if self._epoch is None or engine is None:
-                continue
-            if self._account.leaves(time.monotonic() if engine.busy else self._used):
+            if self._epoch is not None and self._account.leaves():
                 self._server.tell(Answer(None, leave=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
@@ -316,16 +312,13 @@ class EngineActor:
         Raises StaleEpoch for an owner whose epoch is over.
         """
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
-        self._used = time.monotonic()
-        with self._noting():
+        with self._account.using() if self._account else contextlib.nullcontext(), self._noting():
             started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
         return Started(started.done, lambda: self._result(started)).then(pack)
 
     def _result(self, started: Started[IterationResult]) -> IterationResult:
         with self._noting():
-            result = started.result()
-        self._used = time.monotonic()
-        return result
+            return started.result()
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         """Within, a fault of the device is noted for the spare."""

@@ -46,6 +46,7 @@ class MemoryAccount:
             self._write(None)
         self._wish: Wish | None = None
         self._asked = -inf
+        self._used = -inf  # when the last iteration ended; infinite while one runs
 
     @property
     def bytes(self) -> int:
@@ -97,10 +98,20 @@ class MemoryAccount:
         with self._locked():
             self._write(None)
 
-    def leaves(self, used: float) -> bool:
-        """Whether the engine, which has run iterations until `used`, has to give back its weights; False if this
-        process has no share. Its turn begins with the first call."""
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Within, the engine runs an iteration."""
+        self._used = inf
+        try:
+            yield
+        finally:
+            self._used = time.monotonic()
+
+    def leaves(self) -> bool:
+        """Whether the engine has to give back its weights; False if this process has no share. Its turn begins with the
+        first call."""
         now = time.monotonic()
+        used = min(self._used, now)
         with self._locked():
             shares, wishes = self._read(now)
             if not isinstance(self._entry, Share) or not (own := shares.get(self._engine)):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.memory_account import MemoryAccount
+from services import memory
 from services.errors import ModelError
 
 HOLD = """
@@ -45,8 +46,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-def account(folder: Path, engine: str = "engine-b", model: str = "b", memory: int = 10) -> MemoryAccount:
-    return MemoryAccount(folder, engine, model, memory, 0.0, lambda: 7)
+def account(folder: Path, engine: str = "engine-b", model: str = "b", bytes: int = 10) -> MemoryAccount:
+    return MemoryAccount(folder, engine, model, bytes, 0.0, lambda: 7)
 
 
 def test_a_share_ends_with_the_last_process_that_holds_it(tmp_path: Path, start: Start) -> None:
@@ -76,14 +77,29 @@ def test_many_processes_at_once_never_take_more_than_there_is(tmp_path: Path) ->
 def test_a_wish_makes_an_idle_engine_leave_and_is_then_fulfilled(tmp_path: Path, start: Start) -> None:
     own = account(tmp_path)
     assert own.take(6)
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     waiting = start("engine-a", "a", 6, took=False)
-    assert own.leaves(time.monotonic())
+    assert own.leaves()
     waiting.kill()
     waiting.wait()
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     own.release()
     start("engine-a", "a", 6)
+
+
+def test_an_engine_is_busy_as_long_as_its_iteration_takes(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "IDLE", 0.01)
+    own = MemoryAccount(tmp_path, "engine-b", "b", 10, 1e6)
+    assert own.take(6)
+    assert not own.leaves()
+    start("engine-a", "a", 6, took=False)
+    with own.using():
+        time.sleep(0.05)
+        assert not own.leaves()
+    time.sleep(0.05)
+    assert own.leaves()
 
 
 def test_a_process_that_has_let_go_gets_no_share_back(tmp_path: Path, start: Start) -> None:
@@ -91,7 +107,7 @@ def test_a_process_that_has_let_go_gets_no_share_back(tmp_path: Path, start: Sta
     own, spare = account(tmp_path), start("engine-b", "b", 6)
     assert own.take(6)
     own.release()
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     spare.kill()
     spare.wait()
     start("engine-a", "a", 6)
@@ -103,7 +119,7 @@ def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, sta
     (file,) = tmp_path.glob("engine-b.*")
     size = file.stat().st_size
     assert own.take(6)
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     assert file.stat().st_size == size > 0
     own.release()
     assert file.stat().st_size == size
@@ -127,9 +143,9 @@ def test_an_engine_for_which_there_will_never_be_room_is_refused(tmp_path: Path)
     assert own.take(4)
     with pytest.raises(ModelError, match="raise memory"):
         own.settle(11)
-    assert account(tmp_path / "found", memory=0).take(11)
+    assert account(tmp_path / "found", bytes=0).take(11)
 
 
 def test_without_the_setting_all_count_with_what_was_free_first(tmp_path: Path) -> None:
-    assert account(tmp_path, memory=0).bytes == 7
+    assert account(tmp_path, bytes=0).bytes == 7
     assert MemoryAccount(tmp_path, "engine-a", "a", 0, 0.0, lambda: 8).bytes == 7
