@@ -142,7 +142,7 @@ class EngineClient:
 
     async def _attach(self, epoch: str) -> list[ServeReply]:
         """Let all ranks serve, and connect to them."""
-        calls = [
+        calls: list[Any] = [
             actor.serve.remote(epoch, self.status.meeting, status.node != self._node)
             for actor, status in zip(self._actors, self.statuses, strict=True)
         ]
