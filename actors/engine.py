@@ -104,6 +104,10 @@ def _free_unused() -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
+def _no_room(needs: int) -> NoRoom:
+    return NoRoom(f"the engine needs {needs / (1 << 30):.1f} GiB, which other engines have")
+
+
 def _number(epoch: str) -> int:
     """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
@@ -181,6 +185,7 @@ class EngineActor:
         return self._folder
 
     def _open_account(self) -> None:
+        """Take part in the account of the machine's memory, if the engine is on a CPU and there can be one."""
         from services.engine.startup import devices
 
         if self._account or devices.choose_device(self._settings).type != "cpu":
@@ -301,7 +306,7 @@ class EngineActor:
         until = time.monotonic() + ROOM_TIMEOUT
         while not self._account.take(needs):
             if time.monotonic() > until:
-                raise NoRoom(f"the engine needs {needs / (1 << 30):.1f} GiB, which other engines have")
+                raise _no_room(needs)
             self._check_latest(epoch)
             time.sleep(LOOK_FOR_ROOM)
 
@@ -384,7 +389,7 @@ class EngineActor:
             return
         self._needs = self._engine.memory + self._settings.beside_model
         if not self._account.settle(self._needs):
-            raise NoRoom(f"the engine needs {self._needs / (1 << 30):.1f} GiB, which other engines have")
+            raise _no_room(self._needs)
 
     def _load_engine(self) -> Any:
         folder = self._find_model()

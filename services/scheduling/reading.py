@@ -12,9 +12,10 @@ LONGEST = 10.0  # seconds that a request waits here: then the iteration that it 
 
 
 class Reading:
-    """A request is taken when the engine has its adapter in memory, as far as results have told."""
+    """The requests whose adapter the engine does not have in memory yet, as far as results have told."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is a clock, in seconds."""
         self._now = now
         self._waiting: list[tuple[RequestEntry, float]] = []  # until when each waits at most
         self._there: set[str] = set()  # digests
