@@ -298,7 +298,7 @@ class EngineActor:
         """Have what this engine needs in the account of the machine's memory. Raises NoRoom, and ModelError if the
         account will never have room for it."""
         folder = self._find_model()
-        if self._account is None:
+        if self._account is None or self._account.join():  # what a spare takes over needs no file of the model
             return
         from services.engine.startup.needs import needed
 

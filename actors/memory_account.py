@@ -87,11 +87,12 @@ class MemoryAccount:
             self._write(share if fits else None)
             return fits
 
-    def join(self) -> None:
-        """Have the share of the engine, too: this process holds its memory."""
+    def join(self) -> bool:
+        """Have the share of the engine, too: this process holds its memory. False if the engine has none."""
         with self._locked():
             if share := self._read(time.monotonic())[0].get(self._engine):
                 self._write(share)
+            return share is not None
 
     def release(self) -> None:
         """Have no share and no wish: this process holds no memory of the engine."""

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from actors.engine import EngineActor
+from actors.engine_build import engine_settings
 from actors.memory_account import MemoryAccount
 from services import memory
 from services.errors import ModelError
+from services.settings.sources import load
 
 HOLD = """
 import sys
@@ -124,6 +127,17 @@ def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, sta
     own.release()
     assert file.stat().st_size == size
     start("engine-a", "a", 6)
+
+
+def test_a_spare_takes_over_though_the_files_of_the_model_are_gone(tmp_path: Path, start: Start) -> None:
+    """What it holds is in memory, and the share with it."""
+    spare, process = EngineActor.__new__(EngineActor), start("engine-b", "b", 6)
+    spare._settings, spare._needs = engine_settings(load(device="cpu")), 0
+    spare._account, spare._folder = account(tmp_path), tmp_path / "gone"
+    spare._account.join()
+    process.kill()
+    process.wait()
+    spare._wait_for_room("1:a")
 
 
 def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
