@@ -302,6 +302,7 @@ class EngineActor:
             return
         from services.engine.startup.needs import needed
 
+        folder = self._check_weights(folder)  # first: no engine makes room for one that refuses its model
         needs = self._needs or needed(folder, self._settings, self._account.bytes)
         until = time.monotonic() + ROOM_TIMEOUT
         while not self._account.take(needs):

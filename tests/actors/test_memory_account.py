@@ -15,7 +15,7 @@ from actors.engine import EngineActor
 from actors.engine_build import engine_settings
 from actors.memory_account import MemoryAccount
 from services import memory
-from services.errors import ModelError
+from services.errors import ModelError, OtherWeights
 from services.settings.sources import load
 
 HOLD = """
@@ -138,6 +138,22 @@ def test_a_spare_takes_over_though_the_files_of_the_model_are_gone(tmp_path: Pat
     process.kill()
     process.wait()
     spare._wait_for_room("1:a")
+
+
+def test_an_engine_that_refuses_the_files_of_its_model_takes_no_memory(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again and again, and each time another engine would have to make room for it."""
+
+    def refuse(self: EngineActor, folder: Path) -> Path:
+        raise OtherWeights(f"{folder} has changed")
+
+    monkeypatch.setattr(EngineActor, "_check_weights", refuse)
+    engine = EngineActor.__new__(EngineActor)
+    engine._account, engine._folder, engine._needs = account(tmp_path), tmp_path, 6
+    with pytest.raises(OtherWeights):
+        engine._wait_for_room("1:a")
+    start("engine-a", "a", 6)
 
 
 def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
