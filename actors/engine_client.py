@@ -154,13 +154,15 @@ class EngineClient:
         return answers
 
     async def _answers(self, answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The answers of all ranks, or what the first one raises. Raises EngineLost if one cannot load and another goes
-        on: it would wait for the first one at their meeting, and have the weights meanwhile."""
+        """The answers of all ranks. Raises what one of them raises; and EngineLost if one cannot load and another goes
+        on, which would wait for the first one at their meeting, and have the weights meanwhile."""
         asking = [asyncio.create_task(answer) for answer in answers]
         try:
             await asyncio.wait(asking, return_when=asyncio.FIRST_EXCEPTION)
-            failed = next((error for task in asking if task.done() and (error := task.exception())), None)
-            if isinstance(failed, (ModelError, NoRoom)) and (await asyncio.wait(asking, timeout=TOGETHER))[1]:
+            if isinstance(_worst(asking), (ModelError, NoRoom)):
+                await asyncio.wait(asking, timeout=TOGETHER)
+            failed = _worst(asking)
+            if isinstance(failed, (ModelError, NoRoom)) and not all(task.done() for task in asking):
                 raise EngineLost(f"only some ranks can load: {failed}") from failed
             if failed:
                 raise failed
@@ -296,6 +298,12 @@ def kill(process: EngineProcess, node: str) -> None:
             os.kill(status.pid, signal.SIGKILL)
     else:
         ray.kill(actor, no_restart=False)
+
+
+def _worst(tasks: Sequence[asyncio.Task[Any]]) -> BaseException | None:
+    """The exception of one of these tasks, if there is one: rather of one whose process is not in order."""
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    return min(errors, key=lambda error: isinstance(error, (ModelError, NoRoom)), default=None)
 
 
 async def _first_of(deaths: Sequence[asyncio.Task[None]]) -> None:

@@ -114,11 +114,17 @@ async def test_a_rank_that_waits_for_one_that_cannot_load_loses_the_engine(
     async def refuses() -> None:
         raise error
 
+    async def dies() -> None:
+        await asyncio.sleep(0.01)
+        raise EngineLost("it died")
+
     async def waits() -> None:
         await never.wait()
 
     with pytest.raises(type(error)):
         await client._answers([refuses(), refuses()])
+    with pytest.raises(EngineLost, match="it died"):  # it is killed, in whatever state it is
+        await client._answers([refuses(), dies()])
     with pytest.raises(EngineLost, match=f"only some ranks can load: {error}"):
         await client._answers([waits(), refuses()])
     client.close()
