@@ -46,7 +46,8 @@ class MemoryAccount:
             self._write(None)
         self._wish: Wish | None = None
         self._asked = -inf
-        self._used = -inf  # when the last iteration ended; infinite while one runs
+        self._used = -inf  # when the last iteration ended; infinite while one runs, and -inf before the first one
+        self._first = 0.0  # until when that one may wait to begin; 0: `leaves` has not been asked yet
 
     @property
     def bytes(self) -> int:
@@ -68,7 +69,7 @@ class MemoryAccount:
             others = [each for each in wishes if each.engine != self._engine]
             first = self._memory.first([wish, *others], shares.values())
             if first is wish and self._memory.fits(wish, shares.values()):
-                self._wish = None
+                self._wish, self._used, self._first = None, -inf, 0.0
                 self._write(Share(self._engine, self._model, bytes))
                 return True
             self._wish = wish
@@ -113,12 +114,14 @@ class MemoryAccount:
         first call."""
         now = time.monotonic()
         used = min(self._used, now)
+        if used == -inf:
+            used = self._first = self._first or now + FIRST
         with self._locked():
             shares, wishes = self._read(now)
             if not isinstance(self._entry, Share) or not (own := shares.get(self._engine)):
                 return False
             since = min(own.since, now)
-            own = replace(own, since=since, used=used if used >= since else since + FIRST)
+            own = replace(own, since=since, used=used)
             self._write(own)
             return self._engine in self._memory.leaving(wishes, [*(shares | {self._engine: own}).values()], now)
 

@@ -16,6 +16,7 @@ from actors.engine_build import engine_settings
 from actors.memory_account import MemoryAccount
 from services import memory
 from services.errors import ModelError, OtherWeights
+from services.memory import Share
 from services.settings.sources import load
 
 HOLD = """
@@ -127,6 +128,16 @@ def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, sta
     own.release()
     assert file.stat().st_size == size
     start("engine-a", "a", 6)
+
+
+def test_a_spare_that_has_just_taken_over_is_not_idle(tmp_path: Path, start: Start) -> None:
+    """It has run nothing yet, and its engine has long been ready."""
+    now, spare = time.monotonic(), MemoryAccount(tmp_path, "engine-b", "b", 10, 1e6)
+    with spare._locked():
+        spare._write(Share("engine-b", "b", 6, since=now - 1000, used=now))
+    assert spare.join()
+    start("engine-a", "a", 6, took=False)
+    assert not spare.leaves()
 
 
 def test_a_spare_takes_over_though_the_files_of_the_model_are_gone(tmp_path: Path, start: Start) -> None:
