@@ -69,7 +69,7 @@ class MemoryAccount:
             others = [each for each in wishes if each.engine != self._engine]
             first = self._memory.first([wish, *others], shares.values())
             if first is wish and self._memory.fits(wish, shares.values()):
-                self._wish, self._used, self._first = None, -inf, 0.0
+                self._wish = None
                 self._write(Share(self._engine, self._model, bytes))
                 return True
             self._wish = wish
@@ -97,6 +97,7 @@ class MemoryAccount:
 
     def release(self) -> None:
         """Have no share and no wish: this process holds no memory of the engine."""
+        self._used, self._first = -inf, 0.0
         with self._locked():
             self._write(None)
 

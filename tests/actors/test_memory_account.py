@@ -133,6 +133,10 @@ def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, sta
 def test_a_spare_that_has_just_taken_over_is_not_idle(tmp_path: Path, start: Start) -> None:
     """It has run nothing yet, and its engine has long been ready."""
     now, spare = time.monotonic(), MemoryAccount(tmp_path, "engine-b", "b", 10, 1e6)
+    with spare.using():  # long ago
+        assert not spare.leaves()
+    spare._used = now - 2000
+    spare.release()
     with spare._locked():
         spare._write(Share("engine-b", "b", 6, since=now - 1000, used=now))
     assert spare.join()
