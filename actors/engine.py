@@ -104,6 +104,10 @@ def _free_unused() -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
+def _no_room(needs: int) -> NoRoom:
+    return NoRoom(f"the engine needs {needs / (1 << 30):.1f} GiB, which other engines have")
+
+
 def _number(epoch: str) -> int:
     """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
@@ -133,7 +137,6 @@ class EngineActor:
         self._tag, self._turn = settings.tag, settings.turn_seconds
         self._account: MemoryAccount | None = None  # None: a null engine, a GPU, or a machine that can keep none
         self._needs = 0  # bytes of this engine, once it was loaded
-        self._used = 0.0  # when the last iteration of an owner was started or ended
         self._null = settings.null_engine
         self._build = build_of(settings)
         self._model, self._replaced = settings.model, engine_files(settings)
@@ -182,6 +185,7 @@ class EngineActor:
         return self._folder
 
     def _open_account(self) -> None:
+        """Take part in the account of the machine's memory, if the engine is on a CPU and there can be one."""
         from services.engine.startup import devices
 
         if self._account or devices.choose_device(self._settings).type != "cpu":
@@ -199,10 +203,7 @@ class EngineActor:
         assert self._account
         while True:
             time.sleep(LOOK_AT_ACCOUNT)
-            engine = self._engine
-            if self._epoch is None or engine is None:
-                continue
-            if self._account.leaves(time.monotonic() if engine.busy else self._used):
+            if self._epoch is not None and self._account.leaves():
                 self._server.tell(Answer(None, leave=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
@@ -297,15 +298,16 @@ class EngineActor:
         """Have what this engine needs in the account of the machine's memory. Raises NoRoom, and ModelError if the
         account will never have room for it."""
         folder = self._find_model()
-        if self._account is None:
+        if self._account is None or self._account.join():  # what a spare takes over needs no file of the model
             return
         from services.engine.startup.needs import needed
 
+        folder = self._check_weights(folder)  # first: no engine makes room for one that refuses its model
         needs = self._needs or needed(folder, self._settings, self._account.bytes)
         until = time.monotonic() + ROOM_TIMEOUT
         while not self._account.take(needs):
             if time.monotonic() > until:
-                raise NoRoom(f"the engine needs {needs / (1 << 30):.1f} GiB, which other engines have")
+                raise _no_room(needs)
             self._check_latest(epoch)
             time.sleep(LOOK_FOR_ROOM)
 
@@ -316,16 +318,13 @@ class EngineActor:
         Raises StaleEpoch for an owner whose epoch is over.
         """
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
-        self._used = time.monotonic()
-        with self._noting():
+        with self._account.using() if self._account else contextlib.nullcontext(), self._noting():
             started: Started[IterationResult] = self._engine.start(unpack(Iteration, packed), *earlier)
         return Started(started.done, lambda: self._result(started)).then(pack)
 
     def _result(self, started: Started[IterationResult]) -> IterationResult:
         with self._noting():
-            result = started.result()
-        self._used = time.monotonic()
-        return result
+            return started.result()
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         """Within, a fault of the device is noted for the spare."""
@@ -385,13 +384,13 @@ class EngineActor:
             raise
 
     def _settle(self) -> None:
-        """Correct the account, now that the engine is loaded. Raises NoRoom if it needs more than was computed, and
-        there is no room for that. Ranks keep what was computed for all of them."""
+        """Correct the account, now that the engine is loaded. If it needs more than was computed, raises NoRoom while
+        there is no room for that, and ModelError if there will never be. Ranks keep what was computed for all."""
         if self._account is None or self._layout.size > 1:
             return
         self._needs = self._engine.memory + self._settings.beside_model
         if not self._account.settle(self._needs):
-            raise NoRoom(f"the engine needs {self._needs / (1 << 30):.1f} GiB, which other engines have")
+            raise _no_room(self._needs)
 
     def _load_engine(self) -> Any:
         folder = self._find_model()

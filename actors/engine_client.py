@@ -9,10 +9,10 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -31,7 +31,10 @@ from services.wire import pack, unpack
 KILL_TIMEOUT = 5.0  # seconds in which a killed process must be gone
 KEEP_ALIVE_INTERVAL = 15.0  # seconds between calls that keep engine processes from ending themselves as orphans
 SILENCE = 60.0  # seconds without an answer to such a call after which a process that loads counts as stuck
+TOGETHER = 10.0  # seconds in which all ranks say that they cannot load: they wait for memory about as long as this one
 DEATH_NOTICE = 2.0  # seconds in which the death of a process that has closed its channel is seen by its lifeline
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -139,16 +142,35 @@ class EngineClient:
 
     async def _attach(self, epoch: str) -> list[ServeReply]:
         """Let all ranks serve, and connect to them."""
-        calls = [
+        calls: list[Any] = [
             actor.serve.remote(epoch, self.status.meeting, status.node != self._node)
             for actor, status in zip(self._actors, self.statuses, strict=True)
         ]
-        answers: list[ServeReply] = await asyncio.gather(*map(self._answer, calls))
+        answers: list[ServeReply] = await self._answers([self._answer(call) for call in calls])
         try:
             await self.connect([answer.door for answer in answers])
         except OSError as error:
             raise EngineLost(f"the engine cannot be reached: {error}") from error
         return answers
+
+    async def _answers(self, answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The answers of all ranks. Raises what one of them raises; and EngineLost if one cannot load and another goes
+        on, which would wait for the first one at their meeting, and have the weights meanwhile."""
+        asking = [asyncio.create_task(answer) for answer in answers]
+        try:
+            await asyncio.wait(asking, return_when=asyncio.FIRST_EXCEPTION)
+            if isinstance(_worst(asking), (ModelError, NoRoom)):
+                await asyncio.wait(asking, timeout=TOGETHER)
+            failed = _worst(asking)
+            if isinstance(failed, (ModelError, NoRoom)) and not all(task.done() for task in asking):
+                raise EngineLost(f"only some ranks can load: {failed}") from failed
+            if failed:
+                raise failed
+            return [task.result() for task in asking]
+        finally:
+            for task in asking:
+                task.cancel()
+                task.add_done_callback(discard_outcome)
 
     async def connect(self, doors: Sequence[Door]) -> None:
         """Connect to the ranks, which have opened these doors. Raises OSError if one of them does not listen."""
@@ -276,6 +298,12 @@ def kill(process: EngineProcess, node: str) -> None:
             os.kill(status.pid, signal.SIGKILL)
     else:
         ray.kill(actor, no_restart=False)
+
+
+def _worst(tasks: Sequence[asyncio.Task[Any]]) -> BaseException | None:
+    """The exception of one of these tasks, if there is one: rather of one whose process is not in order."""
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    return min(errors, key=lambda error: isinstance(error, (ModelError, NoRoom)), default=None)
 
 
 async def _first_of(deaths: Sequence[asyncio.Task[None]]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from actors.haproxy import MARK
-from services.errors import ModelError, StaleEpoch
+from services.errors import ModelError, NoRoom, StaleEpoch
 
 LONGEST = 500  # characters of an exception's text
 
@@ -44,10 +44,11 @@ class EngineRecord:
 
     @contextlib.contextmanager
     def noting(self, refuses: bool = False) -> Iterator[None]:
-        """Write down the exception that is raised within, and raise it again. `refuses`: each refuses the model."""
+        """Write down the exception that is raised within, and raise it again, except those after which the process
+        goes on to wait for an owner or for memory. `refuses`: each refuses the model."""
         try:
             yield
-        except StaleEpoch:
+        except (StaleEpoch, NoRoom):
             raise
         except Exception as error:
             refused = isinstance(error, ModelError)

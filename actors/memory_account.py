@@ -20,10 +20,13 @@ from math import inf
 from pathlib import Path
 
 from actors.haproxy import MARK
+from services.errors import ModelError
 from services.limits import free_memory
 from services.memory import FIRST, Memory, Share, Wish
 
 FRESH = 10.0  # seconds for which a wish counts that is not repeated: its owner may be dead
+ROOM = 512  # bytes of each entry, which are taken at first: later, the disk may be full
+GIB = 1 << 30
 LOCK, BYTES = "lock", "bytes"  # files beside those of the processes
 
 
@@ -40,8 +43,11 @@ class MemoryAccount:
             self._file = (folder / f"{engine}.{os.getpid()}").open("w+b", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._memory = Memory(memory or self._found(free), memory > 0, turn)
+            self._write(None)
         self._wish: Wish | None = None
         self._asked = -inf
+        self._used = -inf  # when the last iteration ended; infinite while one runs, and -inf before the first one
+        self._first = 0.0  # until when that one may wait to begin; 0: `leaves` has not been asked yet
 
     @property
     def bytes(self) -> int:
@@ -50,7 +56,8 @@ class MemoryAccount:
 
     def take(self, bytes: int) -> bool:
         """Take this much for the engine, unless it has a share. False if there is no room yet; the caller asks again
-        soon, and is in the queue meanwhile."""
+        soon, and is in the queue meanwhile. Raises ModelError if there will never be room."""
+        self._check(bytes)
         now = time.monotonic()
         with self._locked():
             shares, wishes = self._read(now)
@@ -70,7 +77,9 @@ class MemoryAccount:
             return False
 
     def settle(self, bytes: int) -> bool:
-        """Correct the share to what loading has shown. False, and no share is left, if there is no room for it."""
+        """Correct the share to what loading has shown. False, and no share is left, if there is no room for it yet.
+        Raises ModelError if there will never be."""
+        self._check(bytes)
         with self._locked():
             shares, _ = self._read(time.monotonic())
             own = shares.get(self._engine)
@@ -79,27 +88,41 @@ class MemoryAccount:
             self._write(share if fits else None)
             return fits
 
-    def join(self) -> None:
-        """Have the share of the engine, too: this process holds its memory."""
+    def join(self) -> bool:
+        """Have the share of the engine, too: this process holds its memory. False if the engine has none."""
         with self._locked():
             if share := self._read(time.monotonic())[0].get(self._engine):
                 self._write(share)
+            return share is not None
 
     def release(self) -> None:
         """Have no share and no wish: this process holds no memory of the engine."""
+        self._used, self._first = -inf, 0.0
         with self._locked():
             self._write(None)
 
-    def leaves(self, used: float) -> bool:
-        """Whether the engine, which has its weights and has run iterations until `used`, has to give them back. Its
-        turn begins with the first call."""
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Within, the engine runs an iteration."""
+        self._used = inf
+        try:
+            yield
+        finally:
+            self._used = time.monotonic()
+
+    def leaves(self) -> bool:
+        """Whether the engine has to give back its weights; False if this process has no share. Its turn begins with the
+        first call."""
         now = time.monotonic()
+        used = min(self._used, now)
+        if used == -inf:
+            used = self._first = self._first or now + FIRST
         with self._locked():
             shares, wishes = self._read(now)
-            if not (own := shares.get(self._engine)):
+            if not isinstance(self._entry, Share) or not (own := shares.get(self._engine)):
                 return False
             since = min(own.since, now)
-            own = replace(own, since=since, used=used if used >= since else since + FIRST)
+            own = replace(own, since=since, used=used)
             self._write(own)
             return self._engine in self._memory.leaving(wishes, [*(shares | {self._engine: own}).values()], now)
 
@@ -108,6 +131,13 @@ class MemoryAccount:
         with (self._folder / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _check(self, bytes: int) -> None:
+        if self._memory.given and bytes > self._memory.bytes:
+            raise ModelError(
+                f"memory={self._memory.bytes / GIB:.2f} GiB: the engine takes {bytes / GIB:.2f} GiB alone; raise "
+                "memory, or use a smaller model, weights=int8 or fewer kv_blocks"
+            )
 
     def _found(self, free: Callable[[], int]) -> int:
         """What the machine had when the first engine asked. All count with the same number."""
@@ -131,7 +161,7 @@ class MemoryAccount:
                 else:  # its process is dead
                     path.unlink()
                     continue
-            if not data:
+            if not data.strip():
                 continue
             kind, asked, fields = json.loads(data)
             if kind == Wish.__name__:
@@ -148,10 +178,11 @@ class MemoryAccount:
         return shares, [wish for wish in wishes if wish.engine not in shares]
 
     def _write(self, entry: Share | Wish | None) -> None:
+        self._entry = entry
         fields = [getattr(entry, name) for name in entry.__slots__] if entry else []
         data = json.dumps([type(entry).__name__, time.monotonic(), fields]).encode() if entry else b""
-        self._file.truncate(0)
-        os.pwrite(self._file.fileno(), data, 0)
+        assert len(data) <= ROOM, data
+        os.pwrite(self._file.fileno(), data.ljust(ROOM), 0)
 
 
 def _later(one: float, other: float) -> float:

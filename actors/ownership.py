@@ -349,6 +349,8 @@ class Ownership:
         while True:
             try:
                 await renew(self._pool, self._seat, self._gauges)
+                if self._loop:
+                    self._loop.doubt()
                 return
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)

@@ -75,6 +75,7 @@ class Sleeper:
                     await asyncio.sleep(self.lease / 3)
                 except NoRoom as error:
                     log.info("seat %s: %s", self.seat.name, error)
+                self.level = SleepLevel.COLD  # its processes were started for the try
         finally:
             for task in background:
                 task.cancel()

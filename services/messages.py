@@ -38,7 +38,7 @@ class Iteration:
     With `sleep`, no request is left after `released`, and the engine gives back the memory of its KV cache and forgets
     the names of its blocks. The next iteration takes memory again.
 
-    `adapters` are digests of those that requests wait for, which the engine reads meanwhile.
+    `adapters` are digests of adapters that requests wait for. The engine reads them meanwhile, and keeps them.
     """
 
     epoch: str

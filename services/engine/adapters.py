@@ -49,7 +49,7 @@ class AdapterSlots(Protocol):
     """The adapters of a decoder, which batches name by their digests."""
 
     def put(self, digest: str, adapter: Adapter) -> None:
-        """May run in another thread than all else."""
+        """Called in a thread of its own, beside the calls of the other methods."""
         ...
 
     def drop(self, digest: str) -> None: ...

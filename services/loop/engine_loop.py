@@ -118,6 +118,12 @@ class EngineLoop:
         self._gives_way = True
         self._session.wake()
 
+    def doubt(self) -> None:
+        """Exchange the full state soon: the owner of the seat has called the pool beside the loop. The reply of such a
+        call may have told of a loss or of texts to forget, and the seat does not wait for its bell any more."""
+        self._session.in_doubt = True
+        self._session.wake()
+
     def lose(self, error: EngineLost) -> None:
         """Make `run` raise `error`, whether the engine is busy or idle: it was seen to die, or to be stopped."""
         if not self._engine_lost.done():

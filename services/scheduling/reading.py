@@ -12,11 +12,13 @@ LONGEST = 10.0  # seconds that a request waits here: then the iteration that it 
 
 
 class Reading:
-    """A request is taken when the engine has its adapter in memory, as far as results have told."""
+    """The requests whose adapter the engine does not have in memory yet, as far as results have told."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is a clock, in seconds."""
         self._now = now
         self._waiting: list[tuple[RequestEntry, float]] = []  # until when each waits at most
+        self._taken: list[RequestEntry] = []  # those that the engine may not know yet
         self._there: set[str] = set()  # digests
 
     def __iter__(self) -> Iterator[RequestEntry]:
@@ -30,8 +32,12 @@ class Reading:
         return True
 
     def wanted(self) -> list[str]:
-        """The digests of the adapters that the engine should read now."""
-        return list(islice(dict.fromkeys(entry.adapter for entry in self), AT_ONCE))
+        """The digests of the adapters that the engine should read now, or keep: a request that was taken may still wait
+        for a place, or for blocks."""
+        self._taken = [entry for entry in self._taken if not entry.removed and entry.num_blocks_sent < 0]
+        kept = dict.fromkeys(entry.adapter for entry in self._taken)
+        read = dict.fromkeys(entry.adapter for entry in self if entry.adapter not in kept)
+        return [*kept, *islice(read, AT_ONCE)]
 
     def arrived(self, digests: Iterable[str]) -> None:
         """Note which adapters the engine has."""
@@ -43,5 +49,6 @@ class Reading:
         entries = [(e, all or until <= now or e.adapter in self._there) for e, until in self._waiting if not e.removed]
         taken = [entry for entry, enters in entries if enters]
         self._waiting = [each for each in self._waiting if not (each[0].removed or each[0] in taken)]
+        self._taken += taken
         self._there.update(entry.adapter for entry in taken)
         return taken

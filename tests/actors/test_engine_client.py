@@ -19,7 +19,7 @@ from actors.engine import EngineStatus
 from actors.engine_client import EngineClient, EngineProcess
 from actors.engine_server import EngineServer
 from actors.liveness import Lifeline
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, ModelError, NoRoom, StaleEpoch
 from services.messages import Iteration, IterationResult
 from services.started import Started, finished
 from services.wire import pack, unpack
@@ -101,6 +101,33 @@ async def test_one_rank_needs_no_results() -> None:
     for step in range(3):
         await client.start(iteration(step))
     assert rank.missed == [[], [], []]
+
+
+@pytest.mark.parametrize("error", [NoRoom("others have it"), ModelError("no file")])
+async def test_a_rank_that_waits_for_one_that_cannot_load_loses_the_engine(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait at their meeting, with its weights, until its owner gives up."""
+    monkeypatch.setattr(engine_client, "TOGETHER", 0.1)
+    client, never = await client_to(Rank({}).open(), Rank({}).open()), asyncio.Event()
+
+    async def refuses() -> None:
+        raise error
+
+    async def dies() -> None:
+        await asyncio.sleep(0.01)
+        raise EngineLost("it died")
+
+    async def waits() -> None:
+        await never.wait()
+
+    with pytest.raises(type(error)):
+        await client._answers([refuses(), refuses()])
+    with pytest.raises(EngineLost, match="it died"):  # it is killed, in whatever state it is
+        await client._answers([refuses(), dies()])
+    with pytest.raises(EngineLost, match=f"only some ranks can load: {error}"):
+        await client._answers([waits(), refuses()])
+    client.close()
 
 
 async def test_an_iteration_of_another_epoch_is_refused() -> None:

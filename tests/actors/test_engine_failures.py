@@ -109,7 +109,7 @@ PROCESS = """
 import sys
 from actors.engine_processes import _reason
 from actors.engine_record import EngineRecord
-from services.errors import LaterEpoch, ModelError
+from services.errors import LaterEpoch, ModelError, NoRoom
 record = EngineRecord("engine-7-0-a")
 print("began", flush=True)
 for line in sys.stdin:
@@ -179,6 +179,13 @@ def test_a_refusal_counts_at_once_and_another_owner_is_none(watch: EngineWatch, 
     assert watch.look() == [failure(engine, "not served", refused=True)]
     engine.kill()
     assert watch.look() == []
+
+
+def test_an_engine_that_waits_for_memory_has_not_failed(watch: EngineWatch, engine: EngineProcess) -> None:
+    engine.do("raise NoRoom('other engines have the memory')")
+    engine.do("raise OSError(28, 'No space')")
+    engine.kill()
+    assert watch.look() == [failure(engine, "OSError: [Errno 28] No space")]
 
 
 def test_what_a_scheduler_says_of_a_process_that_it_kills(watch: EngineWatch, engine: EngineProcess) -> None:

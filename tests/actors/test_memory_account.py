@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from actors.engine import EngineActor
+from actors.engine_build import engine_settings
 from actors.memory_account import MemoryAccount
+from services import memory
+from services.errors import ModelError, OtherWeights
+from services.memory import Share
+from services.settings.sources import load
 
 HOLD = """
 import sys
@@ -44,8 +50,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-def account(folder: Path, engine: str = "engine-b", model: str = "b", memory: int = 10) -> MemoryAccount:
-    return MemoryAccount(folder, engine, model, memory, 0.0, lambda: 7)
+def account(folder: Path, engine: str = "engine-b", model: str = "b", bytes: int = 10) -> MemoryAccount:
+    return MemoryAccount(folder, engine, model, bytes, 0.0, lambda: 7)
 
 
 def test_a_share_ends_with_the_last_process_that_holds_it(tmp_path: Path, start: Start) -> None:
@@ -75,13 +81,93 @@ def test_many_processes_at_once_never_take_more_than_there_is(tmp_path: Path) ->
 def test_a_wish_makes_an_idle_engine_leave_and_is_then_fulfilled(tmp_path: Path, start: Start) -> None:
     own = account(tmp_path)
     assert own.take(6)
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     waiting = start("engine-a", "a", 6, took=False)
-    assert own.leaves(time.monotonic())
+    assert own.leaves()
     waiting.kill()
     waiting.wait()
-    assert not own.leaves(time.monotonic())
+    assert not own.leaves()
     own.release()
+    start("engine-a", "a", 6)
+
+
+def test_an_engine_is_busy_as_long_as_its_iteration_takes(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "IDLE", 0.01)
+    own = MemoryAccount(tmp_path, "engine-b", "b", 10, 1e6)
+    assert own.take(6)
+    assert not own.leaves()
+    start("engine-a", "a", 6, took=False)
+    with own.using():
+        time.sleep(0.05)
+        assert not own.leaves()
+    time.sleep(0.05)
+    assert own.leaves()
+
+
+def test_a_process_that_has_let_go_gets_no_share_back(tmp_path: Path, start: Start) -> None:
+    """Its watch may ask just then, while the spare of the engine still has a share."""
+    own, spare = account(tmp_path), start("engine-b", "b", 6)
+    assert own.take(6)
+    own.release()
+    assert not own.leaves()
+    spare.kill()
+    spare.wait()
+    start("engine-a", "a", 6)
+
+
+def test_an_entry_never_takes_more_of_the_disk_than_at_first(tmp_path: Path, start: Start) -> None:
+    """A full disk ends no engine: its entry is written where it was, and the disk was not full when it began."""
+    own = account(tmp_path)
+    (file,) = tmp_path.glob("engine-b.*")
+    size = file.stat().st_size
+    assert own.take(6)
+    assert not own.leaves()
+    assert file.stat().st_size == size > 0
+    own.release()
+    assert file.stat().st_size == size
+    start("engine-a", "a", 6)
+
+
+def test_a_spare_that_has_just_taken_over_is_not_idle(tmp_path: Path, start: Start) -> None:
+    """It has run nothing yet, and its engine has long been ready."""
+    now, spare = time.monotonic(), MemoryAccount(tmp_path, "engine-b", "b", 10, 1e6)
+    with spare.using():  # long ago
+        assert not spare.leaves()
+    spare._used = now - 2000
+    spare.release()
+    with spare._locked():
+        spare._write(Share("engine-b", "b", 6, since=now - 1000, used=now))
+    assert spare.join()
+    start("engine-a", "a", 6, took=False)
+    assert not spare.leaves()
+
+
+def test_a_spare_takes_over_though_the_files_of_the_model_are_gone(tmp_path: Path, start: Start) -> None:
+    """What it holds is in memory, and the share with it."""
+    spare, process = EngineActor.__new__(EngineActor), start("engine-b", "b", 6)
+    spare._settings, spare._needs = engine_settings(load(device="cpu")), 0
+    spare._account, spare._folder = account(tmp_path), tmp_path / "gone"
+    spare._account.join()
+    process.kill()
+    process.wait()
+    spare._wait_for_room("1:a")
+
+
+def test_an_engine_that_refuses_the_files_of_its_model_takes_no_memory(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again and again, and each time another engine would have to make room for it."""
+
+    def refuse(self: EngineActor, folder: Path) -> Path:
+        raise OtherWeights(f"{folder} has changed")
+
+    monkeypatch.setattr(EngineActor, "_check_weights", refuse)
+    engine = EngineActor.__new__(EngineActor)
+    engine._account, engine._folder, engine._needs = account(tmp_path), tmp_path, 6
+    with pytest.raises(OtherWeights):
+        engine._wait_for_room("1:a")
     start("engine-a", "a", 6)
 
 
@@ -94,6 +180,17 @@ def test_what_loading_has_shown_counts(tmp_path: Path, start: Start) -> None:
     start("engine-c", "c", 6)
 
 
+def test_an_engine_for_which_there_will_never_be_room_is_refused(tmp_path: Path) -> None:
+    """Also if only loading has shown it."""
+    own = account(tmp_path)
+    with pytest.raises(ModelError, match=r"memory=0\.00 GiB: the engine takes 0\.00 GiB alone"):
+        own.take(11)
+    assert own.take(4)
+    with pytest.raises(ModelError, match="raise memory"):
+        own.settle(11)
+    assert account(tmp_path / "found", bytes=0).take(11)
+
+
 def test_without_the_setting_all_count_with_what_was_free_first(tmp_path: Path) -> None:
-    assert account(tmp_path, memory=0).bytes == 7
+    assert account(tmp_path, bytes=0).bytes == 7
     assert MemoryAccount(tmp_path, "engine-a", "a", 0, 0.0, lambda: 8).bytes == 7

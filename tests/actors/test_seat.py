@@ -16,13 +16,27 @@ from actors.ownership import Ownership
 from actors.scaling import schedulers_needed, want_engines
 from actors.scheduler import engines_in
 from actors.seat import ModelSeats, Seat, SeatHolders, first_death, hold, renew, take_seat
+from actors.sleeping import Sleeper
 from load.server import until
-from services.errors import EngineLost, LaterEpoch, ModelError, NotWanted, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.errors import (
+    EngineLost,
+    LaterEpoch,
+    ModelError,
+    NoRoom,
+    NotWanted,
+    PoolUnavailable,
+    SchedulerFault,
+    StaleEpoch,
+)
+from services.messages import EngineFigures, NewSequence, Submission
 from services.metrics import Counters
+from services.overview import SleepLevel
 from services.pool.pool import RequestPool
+from services.requests import SamplingParams
 from services.seats import ClusterSeats, SeatGrant
 from services.settings.constants import Constants
 from services.settings.settings import Settings
+from services.sleep import SleepRule
 
 NEVER = 600.0  # seconds; a lease that does not expire during a test
 SHORT = 1.5
@@ -316,7 +330,8 @@ async def test_an_owner_kills_the_engine_that_it_lost_and_gives_the_seat_back_la
         done.append("kill")
 
     async def serve(self: Ownership, attachment: object) -> None:
-        self._loop, self._client = SimpleNamespace(in_flight=["a/0"], level=0.0), client  # type: ignore[assignment]
+        loop = SimpleNamespace(in_flight=["a/0"], level=0.0, doubt=lambda: None)
+        self._loop, self._client = loop, client  # type: ignore[assignment]
         raise error
 
     async def attach(self: Ownership) -> None: ...
@@ -379,6 +394,49 @@ async def test_a_seat_says_why_its_engine_cannot_load_the_model_until_it_can(
     assert await asyncio.wait_for(loading, 30) == "attached"
     await renew(pool, seat)
     await asyncio.wait_for(says(""), 30)
+
+
+async def test_an_engine_that_was_off_and_found_no_room_is_off_again(pool: RequestPool) -> None:
+    """Its processes were started for the try, and end when nothing waits any more."""
+    await pool.heartbeat("g", 1, {}, ttl=1e9)
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch)
+    done: list[str] = []
+
+    async def remove() -> None:
+        done.append("removed")
+
+    async def attach() -> Any:
+        if done.count("removed") < 2:
+            done.append("tried")
+            await pool.cancel("r")
+            raise NoRoom("other engines have the memory")
+        return "attached"
+
+    async def holding(work: Any) -> None:
+        await work
+
+    async def submit(request: str, after: int) -> None:
+        while done.count("removed") < after:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        await pool.submit(Submission(request, "g", [NewSequence(f"{request}/0", [5], SamplingParams(4))]))
+
+    engine: Any = SimpleNamespace(keep_alive=asyncio.Event().wait, remove=remove)
+    figures = EngineFigures("m", 4096, 100, 16, 100, "n")
+    sleeper = Sleeper(pool, seat, engine, SleepRule(0.01, SleepLevel.OFF), 0.0, SHORT / 5, holding, dict)
+    sleeping = asyncio.create_task(sleeper.sleep(None, figures, attach))
+    async with asyncio.timeout(30):
+        await submit("r", after=1)
+        await submit("s", after=2)
+        assert await sleeping == "attached"
+    assert done == ["removed", "tried", "removed"]
+
+
+async def test_the_loop_knows_of_each_call_of_its_owner(pool: RequestPool) -> None:
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch)
+    ownership, doubted = Ownership(context_of(pool, Counters()), seat, None), asyncio.Event()
+    ownership._loop = SimpleNamespace(level=0.0, doubt=doubted.set)  # type: ignore[assignment]
+    await ownership._check_owner()
+    assert doubted.is_set()
 
 
 async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:

@@ -57,7 +57,8 @@ def find_linears(folder: Path, cache: Path) -> dict[str, LinearShape]:
 
 
 def _with_states(model: Any, config: Any, linears: dict[str, LinearShape]) -> list[str]:
-    """Those inside of what a layer with a state gives its cache to."""
+    """The names of the linear layers inside of modules that keep a state: the innermost ones of such a layer that take
+    its cache."""
     kinds = DynamicCache(config=config).layers
     layers = [f".{i}." for i, kind in enumerate(kinds) if isinstance(kind, LinearAttentionCacheLayerMixin)]
     taking = [
@@ -83,7 +84,8 @@ def shapes_of(model: Any) -> dict[str, LinearShape]:
 
 
 def read_by_family(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearShape]) -> set[str]:
-    """Those that the family's reader of weights makes products of. `base`: the model's tensors."""
+    """The names of the linear layers of which the family's reader of weights makes products. `base`: the model's
+    tensors."""
     ones = {
         name: LowRank(np.ones((1, shape.inputs), np.float32), np.ones((shape.outputs, 1), np.float32), 1.0)
         for name, shape in linears.items()

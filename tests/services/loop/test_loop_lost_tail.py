@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from services.errors import StaleEpoch
+from services.messages import Exchange, Room
 from tests.services.loop.world import SEAT, WORD, Backup, World, begun, stop, virtual
 
 
@@ -64,6 +65,36 @@ async def test_an_end_in_a_pending_exchange_is_resent_with_its_tokens() -> None:
     await world.ended(id)
     assert await world.read(id) == ([WORD] * 8, "length")
     assert len(world.engine.ran) == 8
+    await stop(world, loop)
+
+
+async def call_beside(world: World) -> None:
+    """Call the pool as the owner of the seat does before it kills a spare."""
+    world.seat.call += 1
+    await world.pool.exchange(Exchange(SEAT, world.epoch, world.seat.call, [], Room(0, 0, 1)))
+    world.loop.doubt()
+
+
+@virtual
+async def test_a_loss_that_a_call_beside_the_loop_is_told_of_is_mended() -> None:
+    world, id, loop = await begun(0.45, new=6)
+    backup = Backup(world.pool)
+    await asyncio.sleep(1.0)
+    backup.restore()
+    await call_beside(world)
+    await asyncio.sleep(0.3)
+    assert await world.read(id) == ([WORD] * 6, "length")
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_call_beside_the_loop_makes_no_request_wait() -> None:
+    world, _, loop = await begun(2.0, new=2)
+    await call_beside(world)
+    await asyncio.sleep(0.1)
+    later = await world.submit("later", new=2)
+    await asyncio.sleep(0.3)
+    assert await world.read(later) == ([WORD] * 2, "length")
     await stop(world, loop)
 
 

@@ -201,12 +201,13 @@ class World:
             eos_token_ids=[EOS],
             now=now,
         )
+        self.seat = LocalSeat(seat, epoch)
         self.loop = EngineLoop(
             self.connection,
             self.scheduler,
             self.engine,
             RealClock(),
-            LocalSeat(seat, epoch),
+            self.seat,
             self.lease,
             self.figures,
             self.counters,

@@ -37,6 +37,22 @@ def test_a_request_enters_when_its_adapter_is_there() -> None:
     assert s.batch == {"a": 1, "c": 1, "b": 1, "d": 4}
 
 
+def test_an_adapter_that_was_read_is_kept_until_the_engine_has_its_request() -> None:
+    s = scripted(batch=2)
+    s.scheduler.add([claim("a", 1, 4, 20), claim("c", 2, 4, 3)])
+    s.step()
+    s.scheduler.add([claim("b", 3, 4, 4, adapter="x")])
+    s.select()
+    finish(s, "x")
+    iteration = s.select()
+    assert iteration
+    assert (s.batch, iteration.adapters) == ({"a": 1, "c": 1}, ["x"])  # no place is free
+    finish(s, "x")
+    iteration = s.select()
+    assert iteration
+    assert (s.batch, iteration.adapters) == ({"a": 1, "b": 4}, [])
+
+
 def test_a_request_that_would_delay_nobody_enters_at_once() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 4, 4, adapter="x"), claim("b", 2, 4, 4, adapter="y")])

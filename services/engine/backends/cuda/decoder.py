@@ -89,7 +89,7 @@ class CudaDecoder(RankDecoder):
         return CudaForwardPass(self.kernels, send(batch, items, self._device, self._tiles(batch)), tiles)
 
     def _tiles(self, batch: FlatBatch) -> Integers:
-        """Those of tokens with adapters."""
+        """[tiles, ITEM]: the tiles of the tokens that have adapters, see Adapted."""
         return self._adapters.items(batch.adapted) if self._adapters else NO_TILES
 
     def _plan(self, batch: FlatBatch) -> tuple[list[Numbers], list[Tiles]]:
