@@ -29,9 +29,12 @@ FAST := $(addprefix tests/,services/loop services/scheduling services/settings s
 BIN := .venv/bin
 PREBUILT := services/engine/backends/cpu/prebuilt
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
-# uv reads no settings of pip's: it is told those of indexes, and looks at all of them as pip does
-INDEXES := 's/\\n/ /g; s/^.*\.index-url=/UV_DEFAULT_INDEX=/p; s/^.*\.extra-index-url=/UV_INDEX=/p; s/^.*\.find-links=/UV_FIND_LINKS=/p'
-UV = env UV_INDEX_STRATEGY=unsafe-best-match $(shell $(BIN)/pip config list | tac | sed -n $(INDEXES)) $(BIN)/uv pip install
+# uv reads no settings of pip's: it is told those of indexes, and looks at all of them as pip does. The last value counts: that
+# of the environment (`:env:`), before it that of pip's section `install`, then that of `global`
+INDEXES = $(shell $(BIN)/pip config list | sed 's/^:env:/~/' | LC_ALL=C sort | sed -n -E 's/\\n/ /g; s/^(global|install|~)\./@/; \
+	s/^@index-url=/UV_INDEX_URL=/p; s/^@extra-index-url=/UV_INDEX=/p; s/^@no-index=/UV_OFFLINE=/p; s/^@find-links=/UV_FIND_LINKS=/; \
+	/^UV_FIND_LINKS=/ { s/=(.) /=\1/; s/ +/,/g; p; }')
+UV = env UV_INDEX_STRATEGY=unsafe-best-match $(INDEXES) $(BIN)/uv pip install
 # uv takes a tenth of pip's time; pip where uv cannot be had, or does not reach what pip reaches
 install = @test -x $(BIN)/uv && $(UV) --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
 
@@ -72,7 +75,7 @@ test-lowest: .lowest/installed
 
 .lowest/installed: .venv/python pyproject.toml
 	$(PYTHON) -m venv .lowest
-	$(UV) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	@$(UV) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	@touch $@
 
 chaos: .venv/test

@@ -22,7 +22,7 @@ from actors.engine_record import described, forget, note
 from actors.liveness import watch
 from actors.placement import engine_label, engine_names, ensure_engine, find_engine, remove_engine
 from services.background import quiet_moment
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, ModelError, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.settings.settings import Settings
 
@@ -79,7 +79,7 @@ class EngineProcesses:
             except BaseException as error:
                 try:
                     if isinstance(error, EngineLost):
-                        note(client.living, _reason(error))
+                        note(client.living, reason_of(error))
                         await check_owner()
                         await client.kill()
                 finally:
@@ -256,10 +256,15 @@ class EngineProcesses:
                 await death
 
 
-def _reason(lost: EngineLost) -> str:
-    """Why the engine is lost, in one line: the exception of one of its ranks, if there is one."""
-    cause = lost.__cause__
-    return described(cause.cause) if isinstance(cause, ray.exceptions.RayTaskError) else str(lost)
+def reason_of(error: EngineLost | ModelError) -> str:
+    """Why an engine is lost or refuses its model, in one line: the exception of one of its ranks, if there is one.
+    Clients read it, so it has no traceback and no address of Ray's."""
+    cause, said = error.__cause__, str(error)
+    if isinstance(error, EngineLost) and isinstance(cause, ray.exceptions.RayTaskError):
+        return described(cause.cause)
+    if isinstance(error, EngineLost):
+        said = said.partition("\n")[0]
+    return " ".join(said.split())
 
 
 def _preferred(found: Sequence[Sequence[EngineProcess]]) -> list[EngineProcess]:

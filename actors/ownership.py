@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient
-from actors.engine_processes import EngineProcesses
+from actors.engine_processes import EngineProcesses, reason_of
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
@@ -31,7 +31,6 @@ from services.errors import (
     ModelError,
     NoRoom,
     NotWanted,
-    OrcaError,
     PoolFault,
     PoolUnavailable,
     SchedulerFault,
@@ -190,7 +189,8 @@ class Ownership:
         """Attach to the engine of the seat. If it cannot load the model, which only the operator can resolve, the seat
         is kept and says why until another try succeeds. An engine that dies meanwhile has `TRIES`. Raises EngineLost,
         and NotWanted after `stop`."""
-        tries, failure = 0, OrcaError()
+        tries = 0
+        failed: EngineLost | ModelError
         while not self._stopping:
             try:
                 attachment = await self._begin()
@@ -202,11 +202,11 @@ class Ownership:
                 tries += 1
                 if tries == TRIES:
                     raise
-                failure, pause = error, RETRY_PAUSE
+                failed, pause = error, RETRY_PAUSE
             except ModelError as error:
-                failure, pause = error, self._context.settings.constants.lease
-            log.warning("seat %s: %s", self._seat.name, failure)
-            self._seat.failure = " ".join(str(failure).split())
+                failed, pause = error, self._context.settings.constants.lease
+            log.warning("seat %s: %s", self._seat.name, failed)
+            self._seat.failure = reason_of(failed)
             await self._while_holding(asyncio.sleep(pause))
         raise NotWanted("it is given back")
 

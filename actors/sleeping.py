@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from actors.engine_client import Attachment, EngineClient
-from actors.engine_processes import EngineProcesses
+from actors.engine_processes import EngineProcesses, reason_of
 from actors.seat import Seat, renew
 from services.background import keep_running, start
 from services.errors import EngineLost, ModelError, NoRoom, NotWanted, PoolUnavailable, StaleEpoch
@@ -124,13 +124,14 @@ class Sleeper:
                 log.info("seat %s: the engine woke up in %.1f s", self.seat.name, self.seconds)
                 return attachment
             except ModelError as error:
-                reason = str(error)
+                reason = reason_of(error)
                 break
             except EngineLost as error:
-                reason = str(error)
+                log.warning("seat %s: %s", self.seat.name, error)
+                reason = reason_of(error)
                 await asyncio.sleep(RETRY_PAUSE)
         log.error("seat %s: the engine does not wake up: %s", self.seat.name, reason)
-        self.failed, self.seat.failure = True, " ".join(reason.split())
+        self.failed, self.seat.failure = True, reason
         with contextlib.suppress(PoolUnavailable):  # they wait, and the next try to wake up ends them
             if not (await self.pool.overview()).awake:
                 reason = f"The model could not be loaded: {reason}"

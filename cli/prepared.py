@@ -24,7 +24,7 @@ class Prepared:
 
     @classmethod
     def each(cls, settings: Settings, say: Callable[[str], None]) -> list[Prepared]:
-        """Of each model of these settings. Raises UsageError as `of` does, and for two models or adapters with one
+        """Prepare each model of these settings. Raises UsageError as `of` does, and for two models or adapters with one
         name."""
         models = [cls.of(each, say) for each in settings.each]
         check_names([(one.model, one.names, one.pool) for one in models])

@@ -134,7 +134,7 @@ def _write_config(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _kv_heads(config: Any) -> int | list[int]:
-    """Of each layer, if some have a convolution in place of attention."""
+    """The number of heads of keys; a list of one for each layer, if some have a convolution in place of attention."""
     kinds = getattr(config, "layer_types", None) or []
     if "conv" not in kinds:
         return int(config.num_key_value_heads)

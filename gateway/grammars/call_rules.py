@@ -22,6 +22,7 @@ from gateway.answer.parsers.call_format import (
     NamedJson,
     Xml,
 )
+from gateway.grammars.anchors import whole
 from gateway.grammars.rules import json_rule, regex_rule, text_rule, texts_rule
 from gateway.grammars.schema_document import Schema
 from gateway.tools import Tool
@@ -315,21 +316,11 @@ def values_of(schema: Schema) -> list[Any] | None:
 
 
 def string_pattern(schema: Schema) -> str:
-    """The texts of a string, as terms of a regular expression. Raises GrammarError for a pattern with anchors within
-    it."""
+    """The texts of a string, as terms of a regular expression. Raises GrammarError as `whole` does."""
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     terms = [f"/(.|\\n){{{least},{most}}}/" if least or most != "" else ANY_TEXT]
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        body = pattern.removeprefix("^")
-        body = body[:-1] if body.endswith("$") and not body.endswith("\\$") else body
-        if re.search(r"(?<!\\)(?<!\[)[$^]", body) or ("|" in body and (pattern[:1] == "^" or pattern[-1:] == "$")):
-            raise GrammarError(
-                f"'pattern': {pattern[:100]!r} has anchors within it, which calls of this model cannot follow"
-            )
-        before = "" if pattern.startswith("^") else r"(.|\n)*"
-        after = "" if pattern.endswith("$") else r"(.|\n)*"
-        terms.append(regex_rule(f"{before}({body}){after}").expression)
+    if isinstance(pattern := schema.get("pattern"), str):
+        terms.append(regex_rule(whole(pattern)).expression)
     return " & ".join(terms)
 
 

@@ -72,7 +72,8 @@ class GrammarCheck:
                 try:
                     self.checked(json_rule(tool.schema))
                 except GrammarError as error:
-                    text = f"the parameters of '{tool.name}' cannot be enforced: {readable(str(error))}"
+                    what = "format" if tool.custom else "parameters"
+                    text = f"the {what} of '{tool.name}' cannot be enforced: {readable(str(error))}"
                     raise ApiError(Kind.INVALID, f"Invalid 'tools': {text}.", "tools") from None
 
     def checked(self, rule: Rule) -> str:

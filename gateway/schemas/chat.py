@@ -97,7 +97,7 @@ class CustomToolCall(Strict):
 
 
 def _call(value: Any) -> Any:
-    if isinstance(value, dict) and "custom" in value:
+    if isinstance(value, dict) and value.get("custom") is not None:
         made = CustomToolCall.model_validate(value)
         return ToolCall.of_input(made.id, made.custom.name, made.custom.input)
     return value

@@ -20,7 +20,7 @@ from gateway.schemas.generation import (
     stop_strings,
     template_variables,
 )
-from gateway.schemas.strict import Strict, TextParts, contradiction, no_options, only, unsupported
+from gateway.schemas.strict import Strict, TextParts, by_type, contradiction, no_options, only, unsupported, variant
 from gateway.schemas.structured import Constraint, ConstraintKind, OutputFormat
 from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
 from gateway.tools import ToolUse
@@ -92,7 +92,12 @@ class InputToolResult(Strict):
 
 
 InputBlock = Annotated[
-    InputTextBlock | InputThinking | InputRedactedThinking | InputToolUse | InputToolResult, Field(discriminator="type")
+    Annotated[InputTextBlock, variant("text")]
+    | Annotated[InputThinking, variant("thinking")]
+    | Annotated[InputRedactedThinking, variant("redacted_thinking")]
+    | Annotated[InputToolUse, variant("tool_use")]
+    | Annotated[InputToolResult, variant("tool_result")],
+    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 

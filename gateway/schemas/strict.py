@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 NO_EFFORT = ("effort", "none")
@@ -51,6 +51,24 @@ class TextParts:
         if unknown or not isinstance(text, str):
             raise ValueError(f"has a {kind} {self.noun} that is not {{'type': '{kind}', '{field}': string}}")
         return text
+
+
+def variant(type: str) -> Tag:
+    """Marks the variant of a union that has this `type`. Errors name the variant in their place, where a name like that
+    of a field, such as `function` of a tool, could not be told from the field."""
+    return Tag(f"<{type}>")
+
+
+def by_type(*types: str) -> Discriminator:
+    """Chooses the `variant` of a union of objects. An object without a type counts as one of the first type, which says
+    that it is missing."""
+
+    def chosen(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"<{types[0] if kind is None else kind}>"
+
+    text = f"must have the type {' or '.join(map(repr, types))}"
+    return Discriminator(chosen, custom_error_type="unknown_type", custom_error_message=text)
 
 
 def only(*neutral: Any, instead: str = "") -> BeforeValidator:

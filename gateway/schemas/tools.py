@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.strict import Strict, by_type, contradiction, only, unsupported, variant
 from gateway.tools import Tool, ToolChoice, ToolUse
 
 MAX_TOOLS = 128
@@ -80,12 +80,18 @@ class ResponseGrammarInput(InputGrammar):
         return self.definition
 
 
+FORMATS = by_type("text", "grammar")
+AnyText = Annotated[TextInput, variant("text")]
+ChatInputFormat = Annotated[AnyText | Annotated[ChatGrammarInput, variant("grammar")], FORMATS]
+ResponseInputFormat = Annotated[AnyText | Annotated[ResponseGrammarInput, variant("grammar")], FORMATS]
+
+
 class CustomObject(Strict):
     """The custom tool of chat."""
 
     name: ChatToolName
     description: str | None = None
-    format: Annotated[TextInput | ChatGrammarInput, Field(discriminator="type")] | None = None
+    format: ChatInputFormat | None = None
 
 
 class ChatCustomTool(Strict):
@@ -104,7 +110,7 @@ class ResponseCustomTool(Strict):
     type: Literal["custom"]
     name: ToolName
     description: str | None = None
-    format: Annotated[TextInput | ResponseGrammarInput, Field(discriminator="type")] | None = None
+    format: ResponseInputFormat | None = None
     defer_loading: Annotated[None, only(False)] = None
     allowed_callers: Annotated[None, only(["direct"])] = None
 
@@ -178,8 +184,11 @@ class MessageTool(Strict):
         return Tool(self.name, self.description, self.input_schema, bool(self.strict))
 
 
-AnyChatTool = Annotated[ChatTool | ChatCustomTool, Field(discriminator="type")]
-AnyResponseTool = Annotated[ResponseTool | ResponseCustomTool, Field(discriminator="type")]
+TOOLS = by_type("function", "custom")
+AnyChatTool = Annotated[Annotated[ChatTool, variant("function")] | Annotated[ChatCustomTool, variant("custom")], TOOLS]
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, variant("function")] | Annotated[ResponseCustomTool, variant("custom")], TOOLS
+]
 ChatTools = Annotated[list[AnyChatTool], _of_type("function", "custom"), Field(max_length=MAX_TOOLS)]
 ResponseTools = Annotated[list[AnyResponseTool], _of_type("function", "custom"), Field(max_length=MAX_TOOLS)]
 MessageTools = Annotated[list[MessageTool], _of_type("custom"), Field(max_length=MAX_TOOLS)]

@@ -205,5 +205,7 @@ def activated(scores: list[float], activation: str) -> list[float]:
         return scores
     if activation == "sigmoid":
         return [1.0 / (1.0 + math.exp(-score)) if score > -700.0 else 0.0 for score in scores]
-    powers = [math.exp(score - max(scores)) for score in scores]
-    return [power / math.fsum(powers) for power in powers]
+    most = max(scores)
+    powers = [math.exp(score - most) for score in scores]
+    whole = math.fsum(powers)
+    return [power / whole for power in powers]

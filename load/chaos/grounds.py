@@ -69,9 +69,9 @@ class ChaosOptions:
 
     @property
     def least(self) -> Least:
-        """Of each model: one answer per minute for each stream of the one with the fewest, a quarter of the usual
-        tokens for each answer, one fault in four times `every` seconds: more than half of the time may be lost to
-        faults."""
+        """What each model has to have had at least: an answer per minute for each stream of the model with the fewest,
+        a quarter of the usual tokens for each answer, a fault in four times `every` seconds. More than half of the time
+        may be lost to faults."""
         answers = max(1, int(min(self.streams) * self.seconds / 60))
         return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
 

@@ -99,8 +99,11 @@ class PlainContents:
         return made
 
     def encode(self, backend: tokenizers.Tokenizer, text: str, mark: str, add_special_tokens: bool) -> list[int]:
-        """The token ids of a rendered `text` with marks, which are not part of it."""
-        sign = next(chr(code) for code in PRIVATE if chr(code) not in text)
+        """The token ids of a rendered `text` with marks, which are not part of it. Raises ValueError if the text has
+        all characters of which one stands for the mark."""
+        sign = next((chr(code) for code in PRIVATE if chr(code) not in text), "")
+        if not sign:
+            raise ValueError("the chat has all characters from U+E000 to U+F8FF; leave one of them out")
         marked = text.replace(mark, sign)
         encoding = backend.encode(marked, add_special_tokens=False)
         made: list[int] = []

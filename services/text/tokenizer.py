@@ -138,7 +138,8 @@ class Tokenizer:
         return self._plain.protected(messages, tools, own_marks)
 
     def encode_protected(self, text: str, mark: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a rendered `text` with marks. Raises ValueError if it is not valid Unicode."""
+        """Return the token ids of a rendered `text` with marks. Raises ValueError as
+        `PlainContents.encode` does, and if it is not valid Unicode."""
         assert self._plain is not None, "texts without marks need none of this"
         text.encode()
         return self._plain.encode(self._backend, text, mark, add_special_tokens)

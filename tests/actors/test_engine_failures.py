@@ -25,7 +25,7 @@ from actors.cluster.engine_failures import (
 )
 from actors.cluster.environment import mark_of
 from actors.cluster.process import _watch_engines
-from actors.engine_processes import _reason
+from actors.engine_processes import reason_of
 from actors.engine_record import forget, note, records_in
 from load.server import ROOT
 from services.errors import EngineLost, ModelError
@@ -107,7 +107,7 @@ def test_a_process_that_left_no_word_was_perhaps_killed_for_lack_of_memory() -> 
 
 PROCESS = """
 import sys
-from actors.engine_processes import _reason
+from actors.engine_processes import reason_of
 from actors.engine_record import EngineRecord
 from services.errors import LaterEpoch, ModelError, NoRoom
 record = EngineRecord("engine-7-0-a")
@@ -197,8 +197,16 @@ def test_what_a_scheduler_says_of_a_process_that_it_kills(watch: EngineWatch, en
 def test_ranks_that_are_killed_have_the_reason_of_the_one_that_failed() -> None:
     lost = EngineLost("the engine failed: a traceback")
     lost.__cause__ = RayTaskError("serve", "a\nlong\ntraceback", OverflowError("too far"))
-    assert _reason(lost) == "OverflowError: too far"
-    assert _reason(EngineLost("an engine did not answer for 60 s")) == "an engine did not answer for 60 s"
+    assert reason_of(lost) == "OverflowError: too far"
+    assert reason_of(EngineLost("an engine did not answer for 60 s")) == "an engine did not answer for 60 s"
+
+
+def test_clients_read_neither_tracebacks_nor_addresses_of_ray() -> None:
+    lost = EngineLost("the engine is gone: The actor died unexpectedly.\n\tip: 10.1.2.3")
+    assert reason_of(lost) == "the engine is gone: The actor died unexpectedly."
+    refused = ModelError("its files\nare gone")
+    refused.__cause__ = RayTaskError("serve", "a\nlong\ntraceback", ModelError("its files\nare gone"))
+    assert reason_of(refused) == "its files are gone"
 
 
 def test_without_a_word_its_log_says_more(watch: EngineWatch, engine: EngineProcess, tmp_path: Path) -> None:

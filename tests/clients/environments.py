@@ -62,6 +62,8 @@ class Environments:
         if not Path(uv).exists():
             raise NotInstalled(f"there is no {uv}: pip install uv")
         environment = os.environ | {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
+        if links := environment.get("UV_FIND_LINKS"):  # which commas separate, not spaces
+            environment["UV_FIND_LINKS"] = ",".join(links.split())
         _run([uv, "venv", "--python", sys.executable, "--allow-existing", str(place)], environment)
         install = [uv, "pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *client.packages]
         if client.overrides:

@@ -165,6 +165,37 @@ def test_grammars(tmp_path: Path) -> None:
         assert not accepts(grammars, grammar, hermes(call), folder), wrong
 
 
+def call(parser: str, text: str) -> str:
+    """A call of `patch` as models of this parser write it."""
+    arguments = json.dumps({"input": text})
+    if parser == "hermes":
+        return hermes(f'{{"name": "patch", "arguments": {arguments}}}')
+    if parser == "qwen3_coder":
+        return hermes(f"<function=patch>\n<parameter=input>\n{text}\n</parameter>\n</function>")
+    head = "<|tool_calls_section_begin|><|tool_call_begin|>functions.patch:0<|tool_call_argument_begin|>"
+    return f"{head}{arguments}<|tool_call_end|><|tool_calls_section_end|>"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "kimi_k2"])
+def test_a_regular_expression_is_followed_in_each_kind_of_format(tmp_path: Path, parser: str) -> None:
+    folder = folder_of(tmp_path, HERMES)
+    validator, info = validator_of(folder, parser), ModelInfo.load(folder)
+    grammars = Grammars(Tokenizer.load(folder).tables, info.vocab_size, info.eos_token_ids)
+    texts = ("a", "b", "ab", "xa", "1/2", "a\nb", "")
+    for pattern, followed in (
+        ("a|b", ["a", "b"]),
+        ("^a$", ["a"]),
+        ("^(a|b)$", ["a", "b"]),
+        ("[0-9]/[0-9]", ["1/2"]),
+        ("a[^x]b", ["a\nb"]),
+        (None, list(texts)),
+    ):
+        form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}} if pattern else None
+        tool = CHAT | {"custom": CHAT["custom"] | {"format": form}}
+        grammar = grammar_of(validator, tools=[tool], tool_choice="required")
+        assert [text for text in texts if accepts(grammars, grammar, call(parser, text), folder)] == followed, pattern
+
+
 @pytest.mark.parametrize(
     ("schema", "fields"),
     [

@@ -29,16 +29,19 @@ SHARED: dict[str, Any] = {
     "stream": False,
 }
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CUSTOM_CALL = {"id": "d", "type": "custom", "custom": {"name": "g", "input": "a"}}
+REGEX = {"syntax": "regex", "definition": "a"}
+CUSTOM = {"name": "g", "description": "d", "format": {"type": "grammar", "grammar": REGEX}}
 CHAT: dict[str, Any] = SHARED | {
     "chat_template_kwargs": {"a": 1},
     "messages": [
         {"role": "system", "content": [{"type": "text", "text": "a"}]},
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CUSTOM_CALL]},
         {"role": "assistant", "function_call": {"name": "f", "arguments": {"a": 1}}},
         {"role": "tool", "content": "b", "tool_call_id": "c"},
     ],
-    "tools": [{"type": "function", "function": FUNCTION}],
+    "tools": [{"type": "function", "function": FUNCTION}, {"type": "custom", "custom": CUSTOM}],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
     "stop": ["a"],
     "stream": True,
@@ -70,9 +73,13 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
                 {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c", "output": "b"},
+                {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "a"},
             ],
             "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}, "verbosity": None},
-            "tools": [{"type": "function", **FUNCTION}],
+            "tools": [
+                {"type": "function", **FUNCTION},
+                {"type": "custom", "name": "g", "format": {"type": "grammar", **REGEX}},
+            ],
             "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
             "reasoning": {"effort": "low"},
             "include": ["message.output_text.logprobs"],
@@ -186,3 +193,24 @@ def test_errors_name_what_the_body_has(name: str) -> None:
                 if error.param is None or misses(body, error.param):
                     found.append((path, wrong, error.param, error.message))
     assert found == []
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_unknown_field_is_named_and_can_be_ignored(name: str) -> None:
+    model, good = BODIES[name]
+    for path in [(), *paths(good)]:
+        for field in ("unknown", "name", "function", "text"):
+            body = copy.deepcopy(good)
+            outer = at(body, path)
+            if not isinstance(outer, dict) or field in outer:
+                continue
+            outer[field] = {"a": 1}
+            try:
+                validate(model, copy.deepcopy(body))
+            except ApiError as error:
+                if not error.message.startswith("Unknown parameter"):
+                    continue
+                steps = [int(index) if index else step for index, step in STEP.findall(error.param or "")]
+                assert steps == [*path, field]
+                validate(model, body, ignore_unknown=True)
+                assert body == good

@@ -66,12 +66,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("knowing"), TEMPLATE)
 
 
-def validator_of(folder: Path) -> Validator:
+def validator_of(folder: Path, parser: Any = "auto") -> Validator:
     async def figures() -> EngineFigures:
         return FIGURES
 
     model = ServedModel(NAME, Tokenizer.load(folder), ModelInfo.load(folder), 1)
-    return Validator("gateway", model, Settings(), FairExecutor(), figures)
+    return Validator("gateway", model, Settings(tool_call_parser=parser), FairExecutor(), figures)
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,8 @@ def test_a_model_of_random_weights_is_measured_as_stored(tmp_path: Path) -> None
     ):
         bench = Bench(replace(options, format=form), peers=named)
         assert [name for name, _ in peers.servers(bench, tmp_path)] == expected
+        other = Bench(bench.options, peers=replace(named, gguf=tmp_path / "other.gguf"))
+        assert [name for name, _ in peers.servers(sizes.of_shape(other, bench.options), tmp_path)] == expected
     short = Scale(window=0.0001, budget=0.0, row_counts=(1,))
     found = [sizes.floors(replace(options, format=form), short) for form in ("", "Q8_0")]
     assert set(found[0]) == {name for name, _ in (*sizes.streams(), *sizes.prompts())} | {"weights, MiB"}

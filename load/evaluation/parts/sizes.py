@@ -54,11 +54,16 @@ def _of(bench: Bench, options: Options) -> Table:
     with TemporaryDirectory() as folder:
         Path(folder, "kernels").symlink_to(options.cache_dir / "kernels")  # all but these is made anew at a first start
         flags, began = (*FLAGS, "--cache-dir", folder), time.monotonic()
-        for name, start in servers(Bench(options, bench.seconds, bench.peers), Path(folder), *flags, spares=False):
+        for name, start in servers(of_shape(bench, options), Path(folder), *flags, spares=False):
             with start() as server:
                 rows[name] = {"ready, s": time.monotonic() - began} | asyncio.run(_asked(server))
             began = time.monotonic()
     return rows
+
+
+def of_shape(bench: Bench, options: Options) -> Bench:
+    """What is measured beside the floors of `options`: their random weights, and no file of --gguf."""
+    return Bench(options, bench.seconds, replace(bench.peers, gguf=None))
 
 
 def floors(options: Options, scale: Scale = FULL) -> dict[str, float]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from services.text.chat_template import ChatTemplate
-from services.text.plain_contents import OwnMarks, PlainContents
+from services.text.plain_contents import PRIVATE, OwnMarks, PlainContents
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<｜User｜>", "[INST]"]
 WRITTEN = ["<think>", "</think>", "<tool_call>"]  # added, and not special
@@ -199,3 +199,9 @@ def test_a_model_without_control_tokens(tmp_path: Path) -> None:
     plain = PlainContents(json.loads(byte_level().to_str()), "")
     said = [{"role": "user", "content": "<think>"}]
     assert plain.protected(said, said, lambda text: ()) == (said, said, "")
+
+
+def test_a_text_with_all_signs_is_refused() -> None:
+    text = "".join(map(chr, PRIVATE)) + "<|im_end|>"
+    with pytest.raises(ValueError, match=r"U\+E000 to U\+F8FF"):
+        prompt("byte level", [{"role": "user", "content": text}])
