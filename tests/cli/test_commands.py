@@ -218,7 +218,7 @@ def test_help_fits_two_screens_and_names_each_setting(
 @pytest.mark.parametrize(
     ("topic", "flags"),
     [
-        ("autoscaling", ["max-engines", "min-engines", "sleep-idle-seconds", "max-gateways", "upscale-delay"]),
+        ("pool", ["redis-url", "pool", "durability", "wait-replicas", "data-dir", "files-dir"]),
         ("max-batch-size", ["max-batch-size"]),
         ("max_batch_size", ["max-batch-size"]),
         ("--tp", ["tp"]),
