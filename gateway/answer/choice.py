@@ -10,7 +10,7 @@ import json
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from gateway.answer.parsers.custom_input import CustomInput
+from gateway.answer.parsers.call_object import CustomInput
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import CALL, CUSTOM, REASONING, STRIDE, TEXT, Parser, Part
 from gateway.answer.plan import Plan

@@ -20,7 +20,7 @@ from stack import NAME, Stack
 from test_tool_requests import TEMPLATE as HERMES
 from test_tool_requests import accepts, folder_of, grammar_of, hermes, validator_of
 
-from gateway.answer.parsers.custom_input import CustomInput
+from gateway.answer.parsers.call_object import CustomInput
 from gateway.answer.parsers.registry import make_parser
 from gateway.errors import ApiError
 from gateway.http.body import validate

@@ -1,4 +1,5 @@
-"""CallObject: the JSON object of one call, read character by character: its name, and its arguments as written."""
+"""CallObject: the JSON object of one call, read character by character: its name, and its arguments as written; and
+CustomInput, which reads the text in them if the called tool is a custom one."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 import re
 import string
 from collections.abc import Callable
+
+from gateway.tools import INPUT
 
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
@@ -235,3 +238,21 @@ def _unescaped(written: str) -> str:
 def _whole(text: str) -> str:
     """`text` with pairs of surrogates joined to characters, and lone surrogates replaced."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class CustomInput:
+    """Reads the input of a custom tool: the text in the arguments `{"input": TEXT}` of a call, as JSON in pieces. What
+    it returns depends on their text only, not on how it is cut."""
+
+    def __init__(self) -> None:
+        self._object = CallObject(argued=(INPUT,))
+        self._opened = False
+
+    def read(self, arguments: str) -> str:
+        """Return the text in the next piece of the arguments. An escape is held back until it is complete."""
+        for character in arguments:
+            if not self._opened:
+                self._opened = character == "{"
+            elif not (self._object.ended or self._object.broken):
+                self._object.read(character)
+        return self._object.take_arguments()
