@@ -216,7 +216,7 @@ class Cell:
         ran, since = Ran({claim.id: [] for claim in self._claims}), dict[str, float]()
         while iteration := scheduler.select():
             entries = {id: scheduler.find(id) for id in iteration.drafts}
-            forced = [id for id, e in entries.items() if e and e.drafting and e.drafting.length == FORCED]
+            forced = [id for id, e in entries.items() if e and e.drafting and e.drafting.kind == FORCED]
             began = time.perf_counter()
             result = engine.run(iteration)
             scheduler.update(result)

@@ -14,14 +14,14 @@ PLACES = 8  # earlier places of a run that are compared
 AT_ONCE = 4096  # tokens that are indexed in one iteration
 REMEMBERED = 1 << 17  # tokens of recent texts that a scheduler keeps, about 30 MB with their index
 
-# The share of guesses that are right is estimated for suffixes of up to so many tokens, beginning with the first three
-# of these shares. Then come that of tokens that a grammar forces, and those of suffixes found in other texts
+# The share of guesses that are right is estimated for each kind of draft: from suffixes of up to so many tokens, whose
+# first shares are these three; tokens that a grammar forces; and from suffixes found in other texts
 LENGTHS = (4, 8, LONGEST_SUFFIX)
 FIRST_SHARES = (0.4, 0.6, 0.8, 0.95, 0.2, 0.4, 0.8)
 FORCED = len(LENGTHS)
 OTHERS = FORCED + 1
 FIRST_WEIGHT = 2.0  # guesses that the first share counts as
-KEEP = 0.97  # of what earlier guesses count, with each newer one
+KEEP = 0.97  # of what earlier guesses count, with each newer draft
 RECOVER = 0.98  # of what they count, with each iteration that drafts nothing because of them
 
 Runs = dict[int, tuple["Text", int]]  # by run of tokens: the text that had it last, and where it ends there
@@ -141,20 +141,46 @@ class RecentTexts:
             del self._runs[key], self._counts[key]
 
 
+class Shares:
+    """How many guesses of each kind of draft were tested, and how many were right. Earlier ones count less."""
+
+    __slots__ = ("right", "tested")
+
+    def __init__(self) -> None:
+        self.right = [0.0] * len(FIRST_SHARES)
+        self.tested = [0.0] * len(FIRST_SHARES)
+
+    def of(self, kind: int, first: float) -> float:
+        """Return the share of right guesses of a kind, which is `first` as long as nothing is known."""
+        return (self.right[kind] + FIRST_WEIGHT * first) / (self.tested[kind] + FIRST_WEIGHT)
+
+    def learn(self, kind: int, right: int, guesses: int) -> None:
+        """Count the guesses of a draft up to the first wrong one."""
+        self.fade(kind, KEEP)
+        self.right[kind] += right
+        self.tested[kind] += min(right + 1, guesses)
+
+    def fade(self, kind: int, factor: float) -> None:
+        """Let what is known of a kind count less."""
+        self.right[kind] *= factor
+        self.tested[kind] *= factor
+
+
 class Drafting:
     """What drafts of one request need: its text, recent texts of its tenant, and how often guesses were right."""
 
-    __slots__ = ("_forced", "_forced_at", "_output", "_recent", "_repeats", "_text", "length", "right", "tested")
+    __slots__ = ("_all", "_forced", "_forced_at", "_output", "_own", "_recent", "_repeats", "_text", "kind", "probe")
 
-    def __init__(self, text: Text, output: list[int], recent: Runs | None = None) -> None:
-        """`output` is that of `text`. `recent`: the runs of texts that the request may repeat."""
+    def __init__(self, text: Text, output: list[int], recent: Runs | None = None, shares: Shares | None = None) -> None:
+        """`output` is that of `text`. `recent`: the runs of texts that the request may repeat. `shares`: those of all
+        requests of its tenant, which its own begin with."""
         self._text, self._output, self._recent = text, output, recent
         self._repeats: tuple[Text, int] | None = None  # another text, and how much longer it is up to the same place
         self._forced: list[int] = []
         self._forced_at = -1  # the length of the output that they follow
-        self.right = [0.0] * len(FIRST_SHARES)
-        self.tested = [0.0] * len(FIRST_SHARES)
-        self.length = 0  # which of FIRST_SHARES the last draft has
+        self._own, self._all = Shares(), shares or Shares()
+        self.kind = 0  # which of FIRST_SHARES the last draft has
+        self.probe = 0.0  # seconds that it costs, if it is there to learn from
 
     def force(self, tokens: list[int]) -> None:
         """Note the tokens that follow the output if its grammar leaves one text only."""
@@ -163,10 +189,10 @@ class Drafting:
     def find(self, most: int) -> list[int]:
         """Return at most `most` tokens that are likely to follow: those that a grammar forces, or those that followed
         the longest suffix of the text before, there or in a recent text. Returns none if its last `RUN` tokens are new.
-        Sets `length`.
+        Sets `kind`.
         """
         if self._forced_at == len(self._output):
-            self.length = FORCED
+            self.kind = FORCED
             return self._forced[:most]
         text = self._text
         text.grow()
@@ -184,9 +210,9 @@ class Drafting:
                 best, found, source = length, at, other
         if not found:
             return []
-        self.length = next(i for i, longest in enumerate(LENGTHS) if best <= longest)
+        self.kind = next(i for i, longest in enumerate(LENGTHS) if best <= longest)
         if source is not text:
-            self.length += OTHERS
+            self.kind += OTHERS
             self._repeats = source, found - end
             return source.tokens[found : found + most].tolist()
         guesses = tokens[found : found + most].tolist()
@@ -208,23 +234,22 @@ class Drafting:
 
     @property
     def share(self) -> float:
-        """The share of guesses of the last draft's length that are right, as far as it is known."""
-        first = FIRST_WEIGHT * FIRST_SHARES[self.length]
-        return (self.right[self.length] + first) / (self.tested[self.length] + FIRST_WEIGHT)
+        """The share of guesses of the last draft's kind that are right, as far as it is known."""
+        return self._own.of(self.kind, self._all.of(self.kind, FIRST_SHARES[self.kind]))
+
+    @property
+    def unsure(self) -> bool:
+        """Whether hardly anything is known of this kind of draft of this request, or not any more."""
+        return self._own.tested[self.kind] < FIRST_WEIGHT
 
     def learn(self, right: int, guesses: int) -> None:
-        """Count the guesses of the last draft up to the first wrong one."""
-        self._fade(KEEP)
-        self.right[self.length] += right
-        self.tested[self.length] += min(right + 1, guesses)
+        """Learn from the last draft, for this request and for later ones of its tenant."""
+        self._own.learn(self.kind, right, guesses)
+        self._all.learn(self.kind, right, guesses)
 
     def decline(self) -> None:
         """Forget some of what is known: nothing is learned while nothing is drafted, and the text goes on."""
-        self._fade(RECOVER)
-
-    def _fade(self, factor: float) -> None:
-        self.right[self.length] *= factor
-        self.tested[self.length] *= factor
+        self._own.fade(self.kind, RECOVER)
 
 
 def _key(run: array[int]) -> int:
