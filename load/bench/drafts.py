@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from load.bench.bench import CUT, Bench, PartResult
+from load.bench.bench import CUT, Bench, Budget, PartResult
 from load.report import table
-from services.engine.engine import Engine
 from services.messages import Claim, Iteration, IterationResult
 from services.models.info import ModelInfo
 from services.requests import SamplingParams
@@ -25,11 +24,11 @@ from services.text.tokenizer import Tokenizer
 
 MOST = 16  # tokens of a draft, as `speculative_config=auto` allows
 SHARES = (0.0, 0.5, 0.9, 1.0)
-TURNS = 2  # of which the best counts
+TURNS = 2  # of which the best counts; the later are left out where the first takes too long
 PROMPT = 64  # tokens of a request with scripted guesses
 ANSWER = 128  # most tokens of an answer
 LEAST = 24  # tokens of an answer that are computed however long it takes
-SECONDS = 150.0  # of all cells together, on a machine that computes LEAST tokens in less than its part of them
+SECONDS = 400.0  # of all cells together, where LEAST tokens take less than a cell's part of them
 TARGET = 0.18  # seconds between tokens, as on a CPU by default
 ROOT = Path(__file__).parents[2]
 TEXTS = {
@@ -57,6 +56,7 @@ GAINS = {
     ("summary", 1): 1.3,
     ("schema", 1): 1.5,  # more than half of its tokens are forced
 }
+HEADER = ["drafts", "streams", "without", "with", "gain", "forecast", "drafted", "right", "forced", "tokens", "least"]
 OF_1B = {("0.9 right", 1): 3.0}  # where eight rows cost little more than one
 
 
@@ -95,28 +95,20 @@ def drafts(bench: Bench) -> PartResult:
     cost, ends = CostModel(), frozenset[int]()
     if bench.folder:
         ends = ModelInfo.load(bench.folder, bench.options.cache_dir).eos_token_ids
-    cells = list(_cells(bench))
+    cells, ending = list(_cells(bench)), Budget(min(SECONDS, bench.budget.left))
     gains = GAINS | (OF_1B if bench.options.shape == "llama-1b" else {})
     for kind, streams, claims, share in cells:
-        if bench.budget.spent:
+        seconds = ending.left / (len(cells) - len(rows))
+        cell = Cell(bench, claims, streams, cost, ends if share is None else frozenset(), seconds)
+        try:
+            found = cell.measure(kind, share)
+        except TimeoutError:
             break
-        cell = Cell(engine, claims, streams, cost, ends if share is None else frozenset(), SECONDS / len(cells))
-        rows.append([kind, streams, *cell.measure(kind, share), f"{gains.get((kind, streams), LEAST_GAIN):g}"])
-    header = [
-        "drafts",
-        "streams",
-        "without",
-        "with",
-        "gain",
-        "forecast",
-        "drafted",
-        "right",
-        "forced",
-        "tokens",
-        "least",
-    ]
-    text = table(header, rows) + (f"\n\n{CUT}" if bench.budget.spent else "")
-    return PartResult(text, [dict(zip(header, row, strict=True)) for row in rows])
+        rows.append([kind, streams, *found, f"{gains.get((kind, streams), LEAST_GAIN):g}"])
+        lines = table(HEADER, rows).splitlines()
+        print(*lines[-1 if rows[1:] else 0 :], sep="\n", flush=True)
+    text = table(HEADER, rows) + (f"\n\n{CUT}" if len(rows) < len(cells) else "")
+    return PartResult(text, [dict(zip(HEADER, row, strict=True)) for row in rows])
 
 
 def _cells(bench: Bench) -> Iterator[tuple[str, int, list[Claim], float | None]]:
@@ -155,15 +147,17 @@ class Cell:
 
     def __init__(
         self,
-        engine: Engine,
+        bench: Bench,
         claims: Sequence[Claim],
         streams: int,
         cost: CostModel,
         ends: Collection[int],
         seconds: float,
     ) -> None:
-        self._engine, self._claims, self._streams, self._cost, self._ends = engine, claims, streams, cost, ends
+        self._engine, self._budget = bench.engine, bench.budget
+        self._claims, self._streams, self._cost, self._ends = claims, streams, cost, ends
         self._each = seconds / (2 * TURNS + 1) * streams / len(claims)  # of a request; the rest is for prompts
+        self._part = Budget(seconds / TURNS)
 
     def measure(self, kind: str, share: float | None) -> list[Any]:
         first = self._run(0, self._each)
@@ -173,6 +167,8 @@ class Cell:
         answers = {tuple(claim.prompt): first.outputs[claim.id] for claim in self._claims}
         without, given = [first], list[Ran]()
         for turn in range(TURNS):
+            if turn and self._part.spent:
+                break
             with _scripted(answers, share):
                 given.append(self._run(MOST))
             if turn:
@@ -193,7 +189,8 @@ class Cell:
         return ran.tokens / ran.requests * plain / drafted
 
     def _run(self, most: int, each: float = inf) -> Ran:
-        """Run the requests, each of them for so many seconds at most. Their prompts are computed once, and cached."""
+        """Run the requests, each of them for so many seconds at most. Their prompts are computed once, and cached.
+        Raises TimeoutError if the time of the bench is over."""
         knobs = Knobs(
             max_batch_size=self._streams,
             tbt_target=TARGET,
@@ -215,6 +212,8 @@ class Cell:
         scheduler.add(list(self._claims))
         ran, since = Ran({claim.id: [] for claim in self._claims}), dict[str, float]()
         while iteration := scheduler.select():
+            if self._budget.spent:
+                raise TimeoutError
             entries = {id: scheduler.find(id) for id in iteration.drafts}
             forced = [id for id, e in entries.items() if e and e.drafting and e.drafting.kind == FORCED]
             began = time.perf_counter()

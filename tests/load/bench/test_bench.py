@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -14,13 +15,14 @@ from tiny_models import make_tiny_model
 
 from load.bench import __main__ as bench_command
 from load.bench.batches import RecordingEngine
-from load.bench.bench import Budget, PartResult
+from load.bench.bench import CUT, Bench, Budget, PartResult
+from load.bench.drafts import drafts
 from load.bench.floor import Span
 from load.bench.rates import KERNEL, measure_rates
 from load.bench.sampling import KINDS
 from load.bench.shapes import FORMATS, SHAPES
 from load.bench.timing import Scale
-from load.options import CACHE
+from load.options import CACHE, Options
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.engine.weights.random_tensors import RandomTensors
@@ -99,6 +101,18 @@ def test_drafts(tmp_path: Path) -> None:
     assert all(one["streams"] == 2 for one in cells.values())
     assert cells["0 right"]["right"] == 0 < cells["1 right"]["right"] == cells["1 right"]["drafted"]
     assert cells["editing"]["least"] == "0.97"  # other gains are those of other numbers of streams
+
+
+def test_cells_of_drafts_are_printed_as_they_end_and_kept_when_the_time_is_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = Options(shape="tiny", device="cpu", dtype="float32")
+    ticks = itertools.count()
+    found = drafts(Bench(options, Budget(700, lambda: next(ticks)), SHORT))  # a cell has some 500 iterations
+    assert [one["drafts"] for one in found.data] == ["0 right"]
+    assert "0 right" in (printed := capsys.readouterr().out)
+    assert found.text.startswith(printed)
+    assert CUT in found.text
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "Q4_K_M"])
