@@ -14,13 +14,14 @@ INPUT = "input"  # the only argument of a custom tool
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function. `parameters`: the JSON Schema of its arguments, an object; None: it has no arguments. `strict`: calls
-    follow the schema also where the model is free to call. `custom`: see `of_text`."""
+    follow the schema also where the model is free to call. `custom`, `pattern`: see `of_text`."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
     custom: bool = False
+    pattern: str = ""
 
     @classmethod
     def of_text(cls, name: str, description: str | None, pattern: str | None = None) -> Tool:
@@ -28,7 +29,7 @@ class Tool:
         function with this text as the only argument."""
         text = {"type": "string"} | ({} if pattern is None else {"pattern": f"^(?:{pattern})$"})
         parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return cls(name, description, parameters, strict=True, custom=True)
+        return cls(name, description, parameters, strict=True, custom=True, pattern=pattern or "")
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""

@@ -13,13 +13,21 @@ FLAGS = re.compile(r"\(\?[A-Za-z-]+\)")  # which hold for the alternatives after
 
 
 def whole(pattern: str) -> str:
-    """A regular expression without anchors, of the whole texts in which `pattern` is found. Raises GrammarError for
-    anchors elsewhere than at the ends of alternatives."""
+    """A regular expression without anchors, of the whole texts in which `pattern` is found. Raises GrammarError as
+    `check_groups` does, and for anchors elsewhere than at the ends of alternatives."""
+    check_groups(pattern)
     try:
         return _whole(pattern, False, False)
     except ValueError:
         text = f"'pattern': {pattern[:100]!r} has anchors within it, which calls of this model cannot follow"
         raise GrammarError(text) from None
+
+
+def check_groups(pattern: str) -> None:
+    """Raises GrammarError for a regular expression that closes a group which it does not open: as a part of another one
+    it could be valid."""
+    if any(depth < 0 for _, depth in _outside_of_classes(pattern)):
+        raise GrammarError(f"'pattern': {pattern[:100]!r} closes a group that it does not open")
 
 
 def _whole(pattern: str, begun: bool, ended: bool) -> str:

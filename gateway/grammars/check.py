@@ -10,6 +10,7 @@ from threading import Lock
 
 from gateway.answer.reading import PLAIN, Reading
 from gateway.errors import ApiError, Kind
+from gateway.grammars.anchors import check_groups
 from gateway.grammars.harmony import harmony_rule
 from gateway.grammars.response_format import rule_of
 from gateway.grammars.rules import Rule, json_rule, with_reasoning
@@ -44,6 +45,8 @@ class GrammarCheck:
         param = "tools" if constraint is None or use.required else constraint.param
         tables = self._model.tokenizer.tables
         try:
+            for tool in use.callable:
+                check_groups(tool.pattern)
             answer = None if constraint is None else rule_of(constraint, tables)
             form, opened = reading.reasoning, reading.reasoning_open
             if reading.harmony:

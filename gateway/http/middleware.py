@@ -40,7 +40,7 @@ DOCS = {
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 # routes that change what is served: they need the operator's key, and are off without one
 OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"})
-MODELS = "/v1/models"  # the operator sees all of the list
+MODELS = "/v1/models"  # the operator sees all of the list, and each of it
 PAGE = "/ui"  # the live page; its files, which contain no secret either, lie below
 FEED = "/ui/feed"
 
@@ -166,7 +166,7 @@ class AuthenticationMiddleware:
             tenant, path = self._tenant(scope), scope["path"]
             operator = not self._operator.isdisjoint(self._keyed_hash(digest_of(key)) for key in _keys(scope))
             error = self._not_operator(path) if path in OPERATOR_PATHS and not operator else None
-            if tenant is None and not (operator and path in (*OPERATOR_PATHS, MODELS)):
+            if tenant is None and not (operator and (path in OPERATOR_PATHS or f"{path}/".startswith(f"{MODELS}/"))):
                 text = "No API key of this server was given; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
                 response = error_response(ApiError(Kind.INVALID_KEY, text), scope, {"WWW-Authenticate": "Bearer"})
                 return await response(scope, receive, send)

@@ -96,6 +96,11 @@ def test_the_operator_sees_all_adapters_and_a_tenant_its_own(
     load(http, "law", "two")
     told = {card["id"]: card.get("tenants") for card in http.get("/v1/models", headers=OPERATOR).json()["data"]}
     assert told == {NAME: None, "law": [], "sql": ["bob"]}
+    for name, tenants in told.items():
+        card = http.get(f"/v1/models/{name}", headers=OPERATOR).json()
+        assert (card["id"], card.get("tenants")) == (name, tenants)
+    assert http.get("/v1/models/nope", headers=OPERATOR).status_code == 404
+    assert [http.get("/v1/models/sql", headers=key).status_code for key in (ALICE, BOB)] == [404, 200]
     models.run(["--url", stack.url, "--api-key", "operator"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("tokens")[2].strip() for line in lines] == [

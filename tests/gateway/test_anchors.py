@@ -65,3 +65,9 @@ def test_flags_hold_for_all_alternatives() -> None:
 def test_anchors_within_are_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match="has anchors within it"):
         whole(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["a)(b", "a)|(b", "^a)(b$", "(a))((b)"])
+def test_a_group_that_is_not_open_cannot_be_closed(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="closes a group that it does not open"):
+        whole(pattern)

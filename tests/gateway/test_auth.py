@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from sse_client import RESUMABLE, read
-from stack import Stack
+from stack import NAME, Stack
 
 from gateway.http.middleware import OPERATOR_PATHS
 from services.errors import OrcaError
@@ -69,6 +69,7 @@ def test_a_route_of_the_operator_needs_its_key(client: httpx.Client, stack: Stac
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_only")
     assert client.post(path, json={}, headers=operator).status_code not in (401, 403)
     assert client.get("/v1/models", headers=operator).status_code == 200  # to see what it changes
+    assert client.get(f"/v1/models/{NAME}", headers=operator).status_code == 200
     assert client.get("/v1/files", headers=operator).status_code == 401  # it is no tenant's
     off = httpx.post(stack.url + path, json={}, headers=operator)
     assert off.status_code == 404

@@ -172,11 +172,15 @@ def call(parser: str, text: str) -> str:
         return hermes(f'{{"name": "patch", "arguments": {arguments}}}')
     if parser == "qwen3_coder":
         return hermes(f"<function=patch>\n<parameter=input>\n{text}\n</parameter>\n</function>")
+    if parser == "lfm2":
+        return f"<|tool_call_start|>[patch(input={json.dumps(text)})]<|tool_call_end|>"
+    if parser == "gemma4":
+        return f'<|tool_call>call:patch{{input:<|"|>{text}<|"|>}}<tool_call|>'
     head = "<|tool_calls_section_begin|><|tool_call_begin|>functions.patch:0<|tool_call_argument_begin|>"
     return f"{head}{arguments}<|tool_call_end|><|tool_calls_section_end|>"
 
 
-@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "kimi_k2"])
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "kimi_k2", "lfm2", "gemma4"])
 def test_a_regular_expression_is_followed_in_each_kind_of_format(tmp_path: Path, parser: str) -> None:
     folder = folder_of(tmp_path, HERMES)
     validator, info = validator_of(folder, parser), ModelInfo.load(folder)
@@ -194,6 +198,15 @@ def test_a_regular_expression_is_followed_in_each_kind_of_format(tmp_path: Path,
         tool = CHAT | {"custom": CHAT["custom"] | {"format": form}}
         grammar = grammar_of(validator, tools=[tool], tool_choice="required")
         assert [text for text in texts if accepts(grammars, grammar, call(parser, text), folder)] == followed, pattern
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "kimi_k2", "lfm2", "gemma4"])
+@pytest.mark.parametrize("pattern", ["a)(b", "a)|(b", "(a))(b(c)", "(a", "[a", "a\\"])
+def test_a_part_of_a_regular_expression_is_none(tmp_path: Path, parser: str, pattern: str) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}}
+    tool = CHAT | {"custom": CHAT["custom"] | {"format": form}}
+    with pytest.raises(ApiError, match="Invalid 'tools'"):
+        grammar_of(validator_of(folder_of(tmp_path, HERMES), parser), tools=[tool])
 
 
 @pytest.mark.parametrize(
