@@ -21,6 +21,14 @@ def load_stock(options: Options) -> Any:
     return read_model(model_folder(options), torch.float32).to(device)
 
 
+def likeliest(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
+    """The most likely token at the place of each of `tokens`, given the prompt and the tokens before it. These are
+    `tokens` if, and only if, greedy `generate()` gives them."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens], device=model.device)).logits[0]
+    return list(logits[len(prompt) - 1 : -1].argmax(-1).tolist())
+
+
 def alone(model: Any, request: Request) -> list[int]:
     """The tokens of stock greedy `generate()` for `request` alone; the model's own EOS is ignored."""
     prompt = torch.tensor([request.prompt], device=model.device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from stock_model import load_stock
+from stock_model import likeliest, load_stock
 
 from load.options import Options
 from load.over_http import run_over_http
@@ -32,10 +31,3 @@ async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaSer
     model = load_stock(Options(device="cpu"))
     for answer in run.answers:
         assert answer.tokens == likeliest(model, answer.request.prompt, answer.tokens)
-
-
-def likeliest(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> list[int]:
-    """The most likely token at the place of each of `tokens`, given the prompt and the tokens before it."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + tokens])).logits[0]
-    return logits[len(prompt) - 1 : -1].argmax(-1).tolist()

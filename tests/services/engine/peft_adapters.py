@@ -1,4 +1,4 @@
-"""Random LoRA adapters of tiny models, made by PEFT, and what PEFT's own model generates with them."""
+"""Random LoRA adapters of tiny models, made by PEFT, and what PEFT's own model gives with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from driver import Job
 from peft import LoraConfig, PeftModel, get_peft_model
+from stock_model import likeliest
 from transformers import AutoModelForCausalLM
 
 from services.adapters.store import folder_of
@@ -44,21 +45,16 @@ def find_linears(model: Path, cache: Path) -> dict[str, LinearShape]:
     return load_linears(model, cache)
 
 
-def generate(model: Path, adapters: dict[str, Path], jobs: list[Job]) -> list[list[int]]:
-    """Greedy tokens of PEFT's model in float32, one request at a time, each with the adapter that its digest names."""
+def likeliest_with(model: Path, adapters: dict[str, Path], jobs: list[Job]) -> list[list[int]]:
+    """The outputs, if and only if PEFT's model in float32 gives them greedily, each with the adapter that its digest
+    names; see `likeliest`."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    base.generation_config.eos_token_id = None
-    outputs: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {}
     for digest in ["", *adapters]:
         served = PeftModel.from_pretrained(base, adapters[digest]).eval() if digest else base
         for job in jobs:
             if job.sampling.adapter == digest:
-                ids = torch.tensor([job.prompt])
-                limit = job.sampling.max_new_tokens
-                out = served.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False
-                )
-                outputs[job.id] = out[0, len(job.prompt) :].tolist()
+                found[job.id] = likeliest(served, job.prompt, job.output)
         if digest:
             base = served.unload()
-    return [outputs[job.id] for job in jobs]
+    return [found[job.id] for job in jobs]

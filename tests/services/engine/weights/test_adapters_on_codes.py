@@ -10,7 +10,7 @@ from pathlib import Path
 from driver import Driver
 from family_check import make_jobs
 from folders import quantize_folder
-from peft_adapters import generate
+from peft_adapters import likeliest_with
 from test_engine_adapters import FLOAT32, A, B, two_adapters, with_adapters
 from written import WRITERS
 
@@ -27,5 +27,5 @@ def test_weights_of_four_bits_have_adapters_too(tiny_model: Callable[[str], Path
     assert isinstance(engine.decoder, CpuDecoder)
     assert engine.decoder._packed.layers[0].down.groups is not None
     jobs = with_adapters(make_jobs(random.Random(7), 6), ["", A, B])
-    expected = generate(numbers, adapters, jobs)
-    assert [job.output for job in Driver(engine, random.Random(1), 6).run(jobs)] == expected
+    Driver(engine, random.Random(1), 6).run(jobs)
+    assert [job.output for job in jobs] == likeliest_with(numbers, adapters, jobs)

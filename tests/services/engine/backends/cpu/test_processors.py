@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compiled_search import check_draws
 from driver import Driver
-from family_check import generate, make_jobs
+from family_check import check_greedy, make_jobs
 from test_families import FAST
 from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
@@ -40,7 +40,7 @@ def test_tokens_are_right_on(
     for family in FAST:
         engine = Engine.load(tiny_model(family), settings)
         jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
-        assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
+        check_greedy(tiny_model(family), jobs)
     check_draws(CompiledSearch(build.kernels(tmp_path), 2))
     assert len(list(tmp_path.rglob("*.so"))) == 1
 

@@ -165,6 +165,7 @@ def test_tokens_equal_those_of_transformers_layers(
     assert [job.output for job in Driver(make_engine(folder, 8, tmp_path), random.Random(1)).run(jobs)] == expected
 
 
+@pytest.mark.full
 def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Log probabilities alone and beside other adapters, in chunks, with blocks of another size; without one, those of
     an engine that serves none."""

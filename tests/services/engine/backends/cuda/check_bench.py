@@ -16,6 +16,7 @@ from load.bench.timing import Scale
 TOY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 40}
 
 
+@pytest.mark.full
 def test_parts_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = shapes.TINY
     monkeypatch.setitem(shapes.SHAPES, "tiny", replace(tiny, fields=tiny.fields | TOY))
