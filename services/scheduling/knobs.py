@@ -23,7 +23,9 @@ class Knobs:
     `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
     `num_speculative_tokens`: the largest number of tokens of a draft. 0: none. It needs an engine that verifies them.
     `whole_prompts`: a prompt is computed in one iteration, alone in it if it is over the budget.
-    `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
+    `prefix_caching`: full blocks of equal prefixes are shared; without it, only the next owner finds them, for the same
+    request.
+    `share_prefixes`: they are shared between tenants, too.
     """
 
     max_batch_size: int = 32

@@ -19,7 +19,7 @@ class KVCacheManager:
         self.blocks = blocks
         self.step = 0  # the last iteration that was selected, or is being selected
         self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
-        self._caching = knobs.prefix_caching
+        self._naming, self._sharing = not knobs.whole_prompts, knobs.prefix_caching
         self._released: list[str] = []  # requests that the engine has to forget
         self._extended: list[RequestEntry] = []  # requests with blocks that the engine does not know
         self._queries = self._hits = 0  # prompt tokens since the counters were last taken
@@ -44,7 +44,7 @@ class KVCacheManager:
         self.blocks.allocate(entry.id, cached, needed)
         entry.begin(needed * size, len(cached) * size)
         entry.num_published_blocks = len(cached)
-        if self._caching:
+        if self._naming:
             entry.publish_at = (len(cached) + 1) * size
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = min(len(cached) * size, len(entry.prompt))
@@ -83,9 +83,9 @@ class KVCacheManager:
 
     def free(self, entry: RequestEntry, failed: bool = False) -> int:
         """Take back all blocks of the request, and return their number. Full blocks stay in the prefix cache, unless
-        the request failed: then the engine erases its blocks.
+        the request failed: then the engine erases its blocks; or no other one may use them.
         """
-        if failed:
+        if failed or not self._sharing:
             self.blocks.unpublish(entry.id)
         elif entry.num_computed_tokens >= entry.publish_at:
             self.publish(entry)
@@ -97,7 +97,7 @@ class KVCacheManager:
         """Return the cached blocks of its prefix. At least one token is left to compute, because its logits are needed.
         If log probabilities of the prompt are needed, so are the logits of all its tokens.
         """
-        if not self._caching or entry.needs_prompt_logprobs or entry.distrusts_cache:
+        if not self._naming or entry.needs_prompt_logprobs or entry.distrusts_cache:
             return []
         full = (entry.num_tokens - 1) // self.blocks.block_size
         return self.blocks.find(entry.block_hashes.first(full, entry.prompt, entry.output))

@@ -66,7 +66,7 @@ class Scheduler:
         """
         self.epoch = epoch
         self.knobs = knobs
-        cached = cached_blocks if knobs.prefix_caching else None
+        cached = None if knobs.whole_prompts else cached_blocks
         self.blocks = BlockPool(figures.num_blocks, figures.block_size, cached)
         self._figures = figures
         self._rules = StopRules(figures.max_model_len, frozenset(eos_token_ids), text)
@@ -117,7 +117,10 @@ class Scheduler:
 
     def _salt(self, claim: Claim) -> str:
         """Return what keeps the request's prefixes apart from others: its tenant, a name without NUL, the digest
-        of its adapter, with which the same tokens have other keys, and its salt."""
+        of its adapter, with which the same tokens have other keys, and its salt. Without prefix caching it is the
+        request's id: its own blocks are found by the next owner, and not for another request."""
+        if not self.knobs.prefix_caching:
+            return claim.id
         whose, own = "" if self.knobs.share_prefixes else claim.tenant, claim.sampling
         return f"{whose}\0{own.adapter}\0{own.cache_salt}" if own.adapter or own.cache_salt else whose
 

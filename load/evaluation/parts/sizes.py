@@ -89,6 +89,8 @@ def prompts() -> Iterator[tuple[str, int]]:
 async def _asked(server: OrcaServer | PeerServer) -> dict[str, float]:
     """How fast this server answers, what its processes take of memory then, and how long kills of ours are seen."""
     found: dict[str, float] = {}
+    if isinstance(server, OrcaServer):
+        await asyncio.to_thread(server.until_spares)  # their start takes a core for seconds
     await _run(server.url, [Request(any_prompt(PROMPT, 0), TOKENS)])  # warm up
     for name, count in streams():
         answers = await _run(server.url, [Request(any_prompt(PROMPT, count + i), TOKENS) for i in range(count)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.engine.batch.block_names import BlockNames
@@ -41,8 +42,8 @@ class EngineModel:
     reads, or if a block has a name that is not that of its content for any of the `salts`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, salts: tuple[str, ...] = ()) -> None:
-        self.size, self.num_blocks, self.salts = block_size, num_blocks, salts
+    def __init__(self, num_blocks: int, block_size: int, salts: Sequence[str] = ()) -> None:
+        self.size, self.num_blocks, self.salts = block_size, num_blocks, [*salts]
         self.names = BlockNames(block_size)
         self.rows: dict[str, Row] = {}
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}

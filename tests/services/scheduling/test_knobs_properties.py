@@ -114,8 +114,8 @@ class World:
         self.again: set[str] = (
             set()
         )  # requests that were dropped and claimed again, which iterations in flight may contain
-        self.engine = EngineModel(BLOCKS, SIZE, ("", "a", "b"))
-        self.writers: dict[int, str] = {}  # the tenant that writes a block, as of the last selected iteration
+        self.engine = EngineModel(BLOCKS, SIZE, ["", "a", "b"])
+        self.writers: dict[int, str] = {}  # the request that writes a block, as of the last selected iteration
         self.written: dict[int, str] = {}  # as of the last iteration that the engine ran
         self.start({})
 
@@ -144,6 +144,7 @@ class World:
         sampling = SamplingParams(a.new, prompt_logprobs=0 if a.scored else None)
         self.claims[id] = Claim(id, rank, prompt, [], sampling, a.strikes, a.priority, a.ttft, 0, a.tenant)
         self.outputs[id] = []
+        self.engine.salts.append(id)
         GUESSED[tuple(prompt)] = a.drafts
         self.scheduler.add([self.claims[id]])
 
@@ -187,7 +188,6 @@ class World:
         self.writers = self.written.copy()
         self.engine.reset()
         names = self.engine.names.as_dict()
-        assert self.knobs.prefix_caching or not names
         self.start(names)
         self.scheduler.blocks.check()
         self.claim_again(self.open)
@@ -198,7 +198,7 @@ class World:
     def run(self, iteration: Iteration, failed: list[str]) -> IterationResult:
         found = {new.id: new.num_computed_tokens // SIZE for new in iteration.new}
         for id, blocks in iteration.new_blocks.items():
-            self.written |= dict.fromkeys(blocks[found.get(id, 0) :], self.claims[id].tenant)
+            self.written |= dict.fromkeys(blocks[found.get(id, 0) :], id)
         return self.engine.run(iteration, failed)
 
     def commit(self) -> None:
@@ -235,10 +235,12 @@ class World:
         found = {new.id: new.num_computed_tokens // SIZE for new in iteration.new}
         for id, blocks in iteration.new_blocks.items():
             tenant, shared = self.claims[id].tenant, found.get(id, 0)
-            assert self.knobs.prefix_caching or not shared
-            if not self.knobs.share_prefixes:
-                assert all(self.writers[block] == tenant for block in blocks[:shared])
-            self.writers |= dict.fromkeys(blocks[shared:], tenant)
+            writers = [self.writers[block] for block in blocks[:shared]]
+            if not self.knobs.prefix_caching:
+                assert set(writers) <= {id}
+            elif not self.knobs.share_prefixes:
+                assert all(self.claims[writer].tenant == tenant for writer in writers)
+            self.writers |= dict.fromkeys(blocks[shared:], id)
 
     def check_preemptions(self) -> None:
         """After blocks ran out, no request starts until one has ended, so each running request is preempted at most

@@ -46,7 +46,7 @@ class World:
         self.now = 0.0
         figures = EngineFigures("m", LENGTH, BLOCKS, SIZE, 10_000, "n")
         self.scheduler = Scheduler(epoch="e", figures=figures, knobs=knobs, eos_token_ids=[EOS], now=lambda: self.now)
-        self.engine = EngineModel(BLOCKS, SIZE)
+        self.engine = EngineModel(BLOCKS, SIZE, [str(number) for number in range(100)])
 
     def run_lines(self, lines: list[Arrival], iterations: int) -> None:
         self.scheduler.add([claim(50 + i, BEHIND + i, a.prompt, a.new, BATCH_CLASS) for i, a in enumerate(lines)])

@@ -25,8 +25,8 @@ def of(id: str, rank: float, prompt: list[int], new: int = 40, output: tuple[int
     return replace(claim(id, rank, 1, new, output, **fields), prompt=prompt, tenant=TENANT)
 
 
-def names_of(tokens: list[int]) -> list[bytes]:
-    return BlockHashes(TENANT, 4).first(len(tokens) // 4, tokens, [])
+def names_of(tokens: list[int], salt: str = TENANT) -> list[bytes]:
+    return BlockHashes(salt, 4).first(len(tokens) // 4, tokens, [])
 
 
 def selected(s: Script) -> Iteration:
@@ -132,13 +132,23 @@ def test_a_block_beyond_the_last_is_refused() -> None:
         owner({3: b"x"}, blocks=3)
 
 
-def test_without_prefix_caching_nothing_is_named_or_adopted() -> None:
+def test_without_prefix_caching_a_request_finds_its_own_blocks_and_no_other_does() -> None:
     prompt = [*range(10, 19)]
     s = owner(named(prompt[:8], [0, 1]), caching=False)
     s.scheduler.add([of("a", 1, prompt)])
-    assert selected(s).new[0].num_computed_tokens == 0
-    s.finish()
-    assert selected(s).full_blocks == {}
+    first = selected(s)
+    assert first.new[0].num_computed_tokens == 0
+    s.finish({"a": 19})
+    s.scheduler.add([of("b", 2, prompt)])
+    second = selected(s)
+    assert second.new[0].num_computed_tokens == 0
+    assert second.full_blocks == dict(zip(first.new_blocks["a"], names_of(prompt[:8], "a"), strict=False))
+    after = owner(second.full_blocks, caching=False)
+    after.scheduler.add([of("a", 1, prompt, output=(19,))])
+    assert selected(after).new[0].num_computed_tokens == 8
+    after.finish({"a": EOS})
+    assert after.select() is None
+    assert not after.scheduler.blocks.find(names_of(prompt[:8], "a"))
 
 
 def test_a_request_that_may_have_killed_engines_uses_no_cached_blocks() -> None:

@@ -47,6 +47,7 @@ from services.engine.weights.quantized import QuantizedWeight, Values, Weight, t
 CPU = torch.device("cpu")
 ONE_PROCESS = Layout()
 GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
+PLANES = (5, 6)  # bits of codes that are kept in so many, beside four and eight
 E4M3_FACTOR = 2.0**120  # of scales: the kernels read FP8 as so much smaller numbers
 E4M3_NAN = 0x7F  # with either sign
 MOST_FACTOR = 2.0**100  # of scales and offsets; the kernels' `rounded_to_bfloat16` needs weights below 2^110
@@ -246,9 +247,10 @@ class Packer:
         self, weight: QuantizedWeight, kind: WeightKind, panels: int, gated: bool
     ) -> tuple[torch.Tensor, PackedGroups]:
         """The panels of a weight in groups, with its own codes, scales and offsets."""
-        weight = weight.centred()
+        weight = weight if weight.bits in PLANES else weight.centred()
         outputs, inputs = weight.shape
-        bits, coding = 4 if weight.bits <= 4 else 8, _coding(weight)
+        bits = weight.bits if weight.bits in PLANES else 4 if weight.bits <= 4 else 8
+        coding = _coding(weight, bits)
         scales = weight.scales * E4M3_FACTOR if coding == Coding.E4M3 else weight.scales
         count = 2 if coding == Coding.OFFSET else 1
         supers = weight.supers[:count]
@@ -285,9 +287,10 @@ def _two(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     return [*(each.contiguous() for each in tensors), None, None][:2]
 
 
-def _coding(weight: QuantizedWeight) -> Coding:
+def _coding(weight: QuantizedWeight, bits: int) -> Coding:
     if weight.values == Values.INTEGERS:
-        return Coding.CENTRED if weight.is_centred else Coding.OFFSET
+        is_centred = torch.equal(weight.offsets, weight.scales * -(1 << bits - 1))
+        return Coding.CENTRED if is_centred else Coding.OFFSET
     return Coding.BOOK if weight.values.book else Coding.E4M3
 
 

@@ -73,6 +73,62 @@ struct Book {
 #endif
 };
 
+// Codes of five or six bits are kept as two planes: nibbles [UNIT / 2], and the bits above them. Of a byte of the first,
+// the halves are codes of two parts; of one of the second, pairs of bits are codes of four parts, and of codes of five
+// bits each bit is one.
+constexpr int UNIT = WIDTH * SLOTS, PART = UNIT / 4;
+
+// Writes UNIT codes of a byte each as planes.
+inline void pack_planes(const uint8_t* codes, int bits, uint8_t* to) {
+    uint8_t* above = to + UNIT / 2;
+    std::memset(to, 0, UNIT * bits / 8);
+    for (int i = 0; i < UNIT; ++i) {
+        const int part = i / PART, at = i % PART;
+        to[part / 2 * PART + at] |= (codes[i] & 15) << part % 2 * 4;
+        if (bits == 6) above[at] |= codes[i] >> 4 << 2 * part;
+        if (bits == 5) above[at % (PART / 2)] |= codes[i] >> 4 << (2 * part + 2 * at / PART);
+    }
+}
+
+// The bits above the nibbles: of six bits, 2 * part and the next are those of a part; of five, 2 * part + 1.
+template <int BITS>
+inline Naturals load_above(const uint8_t* from) {
+    Naturals above;
+    if (BITS == 6) {
+        std::memcpy(&above, from, sizeof above);
+        return above;
+    }
+#if defined(__AVX512F__)
+    const __m512i twice = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return Naturals(_mm512_mask_add_epi32(twice, 0x00FF, twice, twice));
+#elif defined(__AVX2__)
+    above = Naturals(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    for (int half = 0; half < 2; ++half)
+        std::memcpy(reinterpret_cast<char*>(&above) + half * PART / 2, from, PART / 2);
+#endif
+    Naturals first = {};
+    for (int lane = 0; lane < LANES / 2; ++lane) first[lane] = ~0u;
+    return above + (above & first);
+}
+
+// The reverse of pack_planes. LEFT: how many bits are to stand below each code in its byte.
+template <int BITS, int LEFT>
+inline void unpack_planes(const uint8_t* from, uint8_t* codes) {
+    constexpr uint32_t LOWER = 0x0F0F0F0F << LEFT, UPPER = (BITS == 6 ? 0x30303030 : 0x10101010) << LEFT;
+    Naturals nibbles[2];
+    std::memcpy(nibbles, from, sizeof nibbles);
+    const Naturals above = load_above<BITS>(from + sizeof nibbles);
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part) {
+        const int lower = LEFT - part % 2 * 4, upper = LEFT + (BITS == 6 ? 4 : 3) - 2 * part;
+        const Naturals low = lower > 0 ? nibbles[part / 2] << lower : nibbles[part / 2] >> -lower;
+        const Naturals high = upper > 0 ? above << upper : above >> -upper;
+        const Naturals both = (low & LOWER) | (high & UPPER);
+        std::memcpy(codes + part * PART, &both, sizeof both);
+    }
+}
+
 // The numbers in a slot of a block's vector, of which there are VECTORS.
 template <int BITS, Coding CODING, int VECTORS>
 inline Vector numbers_of(const uint8_t* block, int vector, int slot, const Book& book) {

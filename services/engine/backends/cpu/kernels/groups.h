@@ -13,6 +13,8 @@ constexpr int SUPER = 256;
 // How a matrix keeps its groups. A panel is [inputs / size] of them, each with its scales [WIDTH], its offsets [WIDTH]
 // (of Coding::OFFSET alone) and its codes [blocks][vectors][LANES][SLOTS]; eight-bit codes are
 // [blocks][SLOTS][vectors][LANES], minus 128 if they are centred; E4M3 [blocks][SLOTS * vectors / 4][LANES][4].
+// Codes of five and six bits have the order of eight-bit ones, UNIT by UNIT as planes (see `pack_planes`), with the highest
+// bit of centred ones inverted.
 //
 // A block of GROUPS has two vectors, the halves of a panel, and a slot for each of SLOTS depths. One of GROUPS_DOTS has
 // four, each of the pairs of depths of 8 columns, and a slot for each of SLOTS pairs.
@@ -20,7 +22,7 @@ constexpr int SUPER = 256;
 // A panel whose factors are BYTES begins with [inputs / SUPER] float16 by which scales are multiplied [WIDTH], and those
 // for offsets [WIDTH].
 struct Groups {
-    int32_t bits;      // of a code: 4 or 8
+    int32_t bits;      // of a code: 4, 5, 6 or 8
     int32_t size;      // inputs of a group, a multiple of STEP
     Coding coding;
     Factors factors;
@@ -32,6 +34,12 @@ struct Groups {
     int bytes() const { return header() + WIDTH * size * bits / 8; }
     int super_bytes() const { return factors == Factors::BYTES ? 2 * WIDTH * kinds() : 0; }
     int panel_bytes(int inputs) const { return inputs / SUPER * super_bytes() + inputs / size * bytes(); }
+
+    // A factor of the scales, for codes that next_codes makes larger.
+    template <int BITS, Coding CODING>
+    float lessened() const {
+        return BITS == 8 && CODING == Coding::CENTRED ? 1.0f / (256 >> bits) : 1.0f;
+    }
 };
 
 // Some groups of a panel, one after another.
@@ -65,7 +73,7 @@ struct CodeByte {
 inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
     const int vectors = dotted ? 4 : 2;
     int place = byte / 4, slot = byte % 4 * 2;  // a lane of one of the vectors
-    if (groups.bits == 8) {
+    if (groups.bits > 4) {
         if (groups.coding == Coding::E4M3) byte = (byte / (4 * LANES) * 4 + byte % 4) * LANES + byte / 4 % LANES;
         place = byte % (vectors * LANES);
         slot = byte / (vectors * LANES);
@@ -74,7 +82,7 @@ inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
     return {place / 2, 2 * slot + place % 2, 2 * slot + 2 + place % 2};
 }
 
-// Calls work.template operator()<bits, coding>().
+// Calls work.template operator()<bits, coding>(), with 8 for codes of five and six bits.
 template <class Work>
 inline void with_codes(const Groups& groups, const Work& work) {
     switch (groups.coding) {
@@ -108,6 +116,23 @@ inline void prefetch_ahead(const uint8_t* block, int slot) {
     if (slot * BYTES % (64 * SLOTS) == 0) prefetch<0, 2>(block + BYTES_AHEAD + slot * BYTES / SLOTS);
 }
 
+// The codes of the next CODES weights, of eight bits. Those of five and six bits are unpacked to `memory`, centred ones as
+// the highest bits of a byte, whose sign is theirs.
+template <int BITS, Coding CODING, int CODES>
+inline const uint8_t* next_codes(const Groups& groups, const uint8_t*& from, uint8_t* memory) {
+    const uint8_t* codes = from;
+    if (BITS == 4 || CODING == Coding::E4M3 || groups.bits == 8) {
+        from += CODES * BITS / 8;
+        return codes;
+    }
+    constexpr bool HIGH = CODING == Coding::CENTRED;
+    for (uint8_t* to = memory; to < memory + CODES; to += UNIT, from += UNIT * groups.bits / 8) {
+        if (groups.bits == 6) unpack_planes<6, HIGH ? 2 : 0>(from, to);
+        if (groups.bits == 5) unpack_planes<5, HIGH ? 3 : 0>(from, to);
+    }
+    return memory;
+}
+
 // Calls use(half, weights) for each depth in the groups and each half of their panel.
 template <int BITS, Coding CODING, class Use>
 __attribute__((always_inline)) inline void each_half(const Groups& groups, const GroupRange& range, const Use& use) {
@@ -115,22 +140,25 @@ __attribute__((always_inline)) inline void each_half(const Groups& groups, const
     constexpr bool ADDS = CODING == Coding::OFFSET;
     const Book book(groups.book);
     const uint8_t* from = range.begin(groups);
+    alignas(64) uint8_t memory[BITS == 4 ? 1 : UNIT];
     for (int group = 0; group < range.count; ++group) {
         const uint8_t* super = range.super_of(groups, group);
         Vector scales[2], offsets[2] = {};
         for (int half = 0; half < 2; ++half) {
-            scales[half] = load_factors(groups, from, super, half * LANES);
+            scales[half] = load_factors(groups, from, super, half * LANES) * groups.lessened<BITS, CODING>();
             if (ADDS)
                 offsets[half] = load_factors(groups, from + WIDTH * groups.number(), super + WIDTH * 2, half * LANES);
         }
         from += groups.header();
-        for (int k = 0; k < groups.size; k += SLOTS, from += BLOCK_BYTES) {
+        for (int k = 0; k < groups.size; k += SLOTS) {
+            const uint8_t* ahead = from;
+            const uint8_t* codes = next_codes<BITS, CODING, UNIT>(groups, from, memory);
 #pragma GCC unroll 8
             for (int slot = 0; slot < SLOTS; ++slot) {
-                prefetch_ahead<BLOCK_BYTES>(from, slot);
+                prefetch_ahead<BLOCK_BYTES>(ahead, slot);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
-                    const Vector scaled = scales[half] * numbers_of<BITS, CODING, 2>(from, half, slot, book);
+                    const Vector scaled = scales[half] * numbers_of<BITS, CODING, 2>(codes, half, slot, book);
                     use(half, rounded_to_bfloat16(ADDS ? scaled + offsets[half] : scaled));
                 }
             }
@@ -166,21 +194,25 @@ __attribute__((always_inline)) inline void each_pair(const Groups& groups, const
     constexpr bool ADDS = CODING == Coding::OFFSET;
     const Book book(groups.book);
     const uint8_t* from = range.begin(groups);
+    alignas(64) uint8_t memory[BITS == 4 ? 1 : 2 * UNIT];
     int k = 0;
     for (int group = 0; group < range.count; ++group) {
         const uint8_t* super = range.super_of(groups, group);
         Vector scales[4], offsets[4] = {};
         for (int v = 0; v < 4; ++v) {
-            scales[v] = doubled(load_factors(groups, from, super, v / 2 * LANES), v % 2 * 8);
+            const Vector loaded = load_factors(groups, from, super, v / 2 * LANES);
+            scales[v] = doubled(loaded * groups.lessened<BITS, CODING>(), v % 2 * 8);
             if (ADDS)
                 offsets[v] = doubled(
                     load_factors(groups, from + WIDTH * groups.number(), super + WIDTH * 2, v / 2 * LANES), v % 2 * 8);
         }
         from += groups.header();
-        for (const int end = k + groups.size; k < end; from += BLOCK_BYTES) {
+        for (const int end = k + groups.size; k < end;) {
+            const uint8_t* ahead = from;
+            const uint8_t* codes = next_codes<BITS, CODING, 2 * UNIT>(groups, from, memory);
 #pragma GCC unroll 8
             for (int slot = 0; slot < SLOTS; ++slot, k += 2) {
-                prefetch_ahead<BLOCK_BYTES>(from, slot);
+                prefetch_ahead<BLOCK_BYTES>(ahead, slot);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     if (SPARING) asm volatile("" ::"r"(scales), "r"(offsets) : "memory");  // they may have changed
@@ -188,7 +220,7 @@ __attribute__((always_inline)) inline void each_pair(const Groups& groups, const
 #pragma GCC unroll 2
                     for (int i = 0; i < 2; ++i) {
                         const int v = 2 * half + i;
-                        const Vector scaled = scales[v] * numbers_of<BITS, CODING, 4>(from, v, slot, book);
+                        const Vector scaled = scales[v] * numbers_of<BITS, CODING, 4>(codes, v, slot, book);
                         weights[i] = ADDS ? scaled + offsets[v] : scaled;
                     }
                     use(k, half, _mm512_cvtne2ps_pbh(__m512(weights[1]), __m512(weights[0])));

@@ -88,8 +88,9 @@ struct GroupPacking {
     void pack(int panel, uint8_t* to) const {
         const int size = groups.size, count = order.inputs / size, step = dotted ? STEP : SLOTS;
         const bool short_codes = groups.bits == 4;
-        const uint8_t flip = groups.coding == Coding::CENTRED && !short_codes ? 128 : 0;
-        std::vector<CodeByte> block(WIDTH * step * groups.bits / 8);
+        const uint8_t flip = groups.coding == Coding::CENTRED && groups.bits > 4 ? 1 << (groups.bits - 1) : 0;
+        std::vector<CodeByte> block(WIDTH * step / (short_codes ? 2 : 1));
+        std::vector<uint8_t> bytes(block.size());
         for (size_t i = 0; i < block.size(); ++i) block[i] = code_byte(groups, dotted, int(i));
         const std::vector<uint8_t> none(order.inputs, 0);
         const uint8_t* rows[WIDTH];
@@ -112,11 +113,18 @@ struct GroupPacking {
                 if (groups.coding == Coding::OFFSET) put_factor(to, WIDTH + lane, row < 0 ? 0 : offsets[at]);
             }
             to += groups.header();
-            for (int k = group * size; k < (group + 1) * size; k += step)
-                for (const CodeByte& from : block) {
+            for (int k = group * size; k < (group + 1) * size; k += step) {
+                for (size_t i = 0; i < block.size(); ++i) {
+                    const CodeByte& from = block[i];
                     const uint8_t* row = rows[from.column] + k;
-                    *to++ = short_codes ? row[from.depth] | row[from.upper] << 4 : row[from.depth] ^ flip;
+                    bytes[i] = short_codes ? row[from.depth] | row[from.upper] << 4 : row[from.depth] ^ flip;
                 }
+                if (short_codes || groups.bits == 8)
+                    to = std::copy(bytes.begin(), bytes.end(), to);
+                else
+                    for (size_t i = 0; i < block.size(); i += UNIT, to += UNIT * groups.bits / 8)
+                        pack_planes(bytes.data() + i, groups.bits, to);
+            }
         }
     }
 

@@ -23,6 +23,10 @@ INTEGERS = {  # bits, group, whether offsets are those of codes about a middle, 
     "Q4_1": (4, 32, False, True),
     "Q4_K": (4, 32, False, False),
     "Q6_K": (6, 16, True, False),
+    "Q5_0": (5, 32, True, True),
+    "Q5_1": (5, 32, False, True),
+    "Q5_K": (5, 32, False, False),
+    "six bits with zeros": (6, 16, False, True),
     "Q8_0": (8, 32, True, True),
     "eight bits with zeros": (8, 32, False, True),
     "one group": (4, 0, False, True),
@@ -105,9 +109,9 @@ def draw_blocks(kind: str, shape: tuple[int, int], seed: int = 1) -> QuantizedWe
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "most"), [("Q4_K", 1.03), ("IQ4_XS", 1.03), ("Q5_K", 1.6), ("Q6_K", 1.31)])
-def test_scales_of_k_quants_are_kept_as_stored(kind: str, most: float, dtype: torch.dtype) -> None:
-    """`most`: bytes of those in the file. Codes of five and six bits are kept in eight."""
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "Q5_K", "Q6_K"])
+def test_scales_of_k_quants_are_kept_as_stored(kind: str, dtype: torch.dtype) -> None:
+    """In hardly more bytes than in the file."""
     weight = draw_blocks(kind, (64, 512))
     packer = Packer(kernels(user_cache()), dtype, 2)
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(2))
@@ -117,7 +121,7 @@ def test_scales_of_k_quants_are_kept_as_stored(kind: str, most: float, dtype: to
         assert matrix.groups.factors == Factors.BYTES
         if len(part) == 64:
             assert matrix.panels.nbytes == matrix.groups.bytes * part.shape[0] * part.shape[1]
-            assert matrix.panels.nbytes <= most * part.shape[0] * part.shape[1] / SUPER * FILES[kind].block
+            assert matrix.panels.nbytes <= 1.03 * part.shape[0] * part.shape[1] / SUPER * FILES[kind].block
         whole = multiply(packer, packer.matrix(Linear(part.dequantize())), x[:, : part.shape[1]].contiguous())
         for rows in ROWS[:12]:
             assert torch.equal(multiply(packer, matrix, x[:rows, : part.shape[1]].contiguous()), whole[:rows])
