@@ -21,7 +21,7 @@ from actors.engine_client import KEEP_ALIVE_INTERVAL, Attachment, EngineClient
 from actors.engine_processes import EngineProcesses, reason_of
 from actors.knobs import knobs_of
 from actors.liveness import Lifeline
-from actors.seat import Seat, hold, renew
+from actors.seat import POOL_PAUSE, Seat, answered, hold, renew
 from actors.sleeping import TRIES, Sleeper
 from services.background import keep_running, start
 from services.errors import (
@@ -236,15 +236,8 @@ class Ownership:
     async def _take_again(self, after: int) -> None:
         """Take the seat, which was just released, under an epoch after this number; waits while the pool is away."""
         seat, context = self._seat, self._context
-        while True:
-            try:
-                grant = await self._pool.acquire(
-                    seat.name, context.owner, context.settings.constants.lease, after=after
-                )
-                break
-            except PoolUnavailable as error:
-                log.warning("%s: waiting for the pool: %s", seat.name, error)
-                await asyncio.sleep(context.settings.constants.lease / 3)
+        lease = context.settings.constants.lease
+        grant = await answered(lambda: self._pool.acquire(seat.name, context.owner, lease, after=after))
         if not grant.granted:
             raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
         seat.epoch, seat.call = grant.epoch, 0
@@ -346,15 +339,9 @@ class Ownership:
 
     async def _check_owner(self) -> None:
         """Raises StaleEpoch if the pool says that another process owns the seat; waits while the pool is away."""
-        while True:
-            try:
-                await renew(self._pool, self._seat, self._gauges)
-                if self._loop:
-                    self._loop.doubt()
-                return
-            except PoolUnavailable as error:
-                log.warning("%s: waiting for the pool: %s", self._seat.name, error)
-                await asyncio.sleep(self._context.settings.constants.lease / 3)
+        await answered(lambda: renew(self._pool, self._seat, self._gauges))
+        if self._loop:
+            self._loop.doubt()
 
     async def _release(self, struck: list[str]) -> None:
         """Release the seat, and leave what was counted with the pool, as another process may be the next owner. While
@@ -366,10 +353,10 @@ class Ownership:
                     self._context.counters.put_back(counted)
                 return
             except PoolUnavailable as error:
-                log.warning("%s: waiting for the pool: %s", self._seat.name, error)
+                log.debug("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:
                     return
-                await asyncio.sleep(self._context.settings.constants.lease / 3)
+                await asyncio.sleep(POOL_PAUSE)
 
     def _gauges(self) -> dict[str, float]:
         """The gauges of this process and of the engine's, which go with every exchange."""

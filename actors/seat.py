@@ -8,15 +8,19 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from actors.liveness import stopped, watch
 from services.errors import NotWanted, PoolUnavailable, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room
 from services.metrics import Counters
 from services.seats import ClusterSeats, SeatGrant
+
+POOL_PAUSE = 0.1  # seconds before a pool that is away is asked again: its server is back in a fraction of a second
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +99,8 @@ async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, coun
                         return seat
                     reached.append(watching)
                 except PoolUnavailable as error:
-                    log.warning("waiting for the pool: %s", error)
-            await first_death(reached, lease / 3)
+                    log.debug("waiting for the pool: %s", error)
+            await first_death(reached, lease / 3 if len(reached) == len(places) else POOL_PAUSE)
     finally:
         for one in holders.values():
             one.close()
@@ -191,6 +195,16 @@ async def first_death(holders: Iterable[SeatHolders], timeout: float) -> None:
         await asyncio.wait(deaths, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     else:
         await asyncio.sleep(timeout)
+
+
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of `call`, which is repeated while the pool is away. The pool's connection logs that once."""
+    while True:
+        try:
+            return await call()
+        except PoolUnavailable as error:
+            log.debug("waiting for the pool: %s", error)
+            await asyncio.sleep(POOL_PAUSE)
 
 
 async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], dict[str, float]] = dict) -> None:

@@ -30,7 +30,7 @@ SILENCE = 10.0  # seconds without an event after which a sequence is read from t
 LISTEN_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
 DISTRIBUTE_AT_ONCE = 1024  # tokens of snapshots, one or two milliseconds, before other tasks run
 PATIENCE = 5.0  # seconds after an outage within which gateways put back what the pool lost
-FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is unavailable
+FIRST_RETRY, LAST_RETRY = 0.05, 0.2  # seconds between tries while the pool is unavailable
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ import pytest
 from lifeline_process import HERE, LifelineProcess
 
 from actors import engine_processes
+from actors import seat as seats
 from actors.ownership import Ownership
 from actors.scaling import schedulers_needed, want_engines
 from actors.scheduler import engines_in
@@ -161,7 +162,9 @@ async def test_seats_are_dealt_to_the_shards_in_turn(pool: RequestPool, holder: 
     await away.close()
 
 
-async def test_a_spare_without_any_pool_waits_for_one(pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spare_asks_a_pool_that_was_away_long_before_a_lease_ends(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acquire, failures = pool.acquire, [PoolUnavailable("away")]
 
     async def fail_once(*args: Any) -> SeatGrant:
@@ -170,13 +173,14 @@ async def test_a_spare_without_any_pool_waits_for_one(pool: RequestPool, monkeyp
         return await acquire(*args)
 
     monkeypatch.setattr(pool, "acquire", fail_once)
-    assert (await asyncio.wait_for(spare(pool, 1, SHORT), 30)).name == "c/0"
+    assert (await asyncio.wait_for(spare(pool, 1, NEVER), 30)).name == "c/0"
 
 
 async def test_a_spare_does_not_ask_a_pool_again_and_again_that_is_away(
     pool: RequestPool, holder: LifelineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool's server and the holder of its seat die together."""
+    monkeypatch.setattr(seats, "POOL_PAUSE", NEVER)
     await pool.acquire("c/0", holder.owner, NEVER)
     acquire, calls = pool.acquire, []
 
@@ -437,6 +441,27 @@ async def test_the_loop_knows_of_each_call_of_its_owner(pool: RequestPool) -> No
     ownership._loop = SimpleNamespace(level=0.0, doubt=doubted.set)  # type: ignore[assignment]
     await ownership._check_owner()
     assert doubted.is_set()
+
+
+@pytest.mark.parametrize("call", ["exchange", "release"])
+async def test_an_owner_asks_a_pool_that_was_away_long_before_its_lease_ends(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The pool's server and the engine die together."""
+    seat = Seat("c/0", 0, (await pool.acquire("c/0", f"{HERE}:1/1", NEVER)).epoch)
+    ask, failures = getattr(pool, call), [PoolUnavailable("away")]
+
+    async def fail_once(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await ask(*args)
+
+    monkeypatch.setattr(pool, call, fail_once)
+    context = context_of(pool, Counters())
+    context.settings = context.settings.model_copy(update={"constants": Constants(lease=NEVER)})
+    ownership = Ownership(context, seat, None)
+    await asyncio.wait_for(ownership._release([]) if call == "release" else ownership._check_owner(), 30)
+    assert not failures
 
 
 async def test_work_on_a_seat_that_is_lost_is_cancelled(pool: RequestPool) -> None:
