@@ -22,6 +22,17 @@ class IterationTime:
         return sum(self.stages) + self.hand_over * (len(self.stages) - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """Seconds of any iteration, and of each token in it."""
+
+    fixed: float
+    token: float
+
+    def iteration(self, rows: Iterable[RequestState], sampled: int) -> IterationTime:
+        return IterationTime((self.fixed + self.token * sum(tokens for _, tokens in rows),))
+
+
 class Partition:
     """`model` on `stages` groups of `ranks` GPUs: the layers are split over the groups, and each layer over the GPUs of
     its group (inter-layer and intra-layer parallelism in section 4.1 of the paper).

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from load.in_process import Served, Setup
 from load.report import tables
-from load.simulation.cost import IterationTime, RequestState
+from load.simulation.cost import PerToken
 from load.simulation.engine import VirtualEngine
 from load.simulation.overload import LIMITS, Clients, Crowd
 from load.simulation.world import figures_of
@@ -24,13 +24,6 @@ PROMPT, OUTPUTS, PLACES = 64, (4, 20), 32
 FLOOD, PACED = 2000, 25  # requests of A at once, and of B, one a second
 LEAD = 3.0  # seconds between the flood and B's first request
 KNOBS = Knobs(PLACES, tbt_target=0.18, stretch_target=True, admission="on_demand")
-
-
-class PerToken:
-    """A cost that is proportional to the tokens."""
-
-    def iteration(self, rows: list[RequestState], sampled: int) -> IterationTime:
-        return IterationTime((FIXED + TOKEN * sum(tokens for _, tokens in rows),))
 
 
 def run(out: Path | None) -> str:
@@ -56,7 +49,7 @@ async def _beside(flood: int) -> dict[str, float]:
         assert answer is not None, "refused"
         return answer.ttft
 
-    async with Served(pool, [VirtualEngine(PerToken())], figures_of(PLACES * 1024, 1024), Setup(KNOBS)):
+    async with Served(pool, [VirtualEngine(PerToken(FIXED, TOKEN))], figures_of(PLACES * 1024, 1024), Setup(KNOBS)):
         alive = asyncio.create_task(pool.stay_registered())
         sent = [0.0] * flood or [LEAD + second + draw.random() for second in range(PACED)]
         others = [asyncio.create_task(one(a, at)) for at in sent]

@@ -65,6 +65,11 @@ class CostModel:
         """Whether any iteration was measured."""
         return self._count > 0
 
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether iterations of several sizes were measured, which tell the cost of a token from the fixed cost."""
+        return len(self._seen) > 1
+
     def warmed_up(self, time: WarmUpTime) -> None:
         """Learn from the engine's warm-up, so that the first prompt is not computed at an unknown speed."""
         self.finished(time.tokens, time.tokens * (time.tokens + 1) // 2, time.seconds)

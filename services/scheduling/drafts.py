@@ -45,7 +45,7 @@ class Drafter:
         token: else nothing would be learned of what drafts no more, or never did.
         """
         found = [(entry, self.of(entry), draft) for entry in decodes if (draft := self._find(entry))]
-        if not found or not self._cost.known:
+        if not found or not self._cost.knows_tokens:
             return {}
         _, per_token, per_pair = self._cost.coefficients
         expected, seconds = budget.decodes_and_seconds

@@ -206,11 +206,20 @@ def test_as_many_tokens_of_a_draft_count_as_are_right() -> None:
 
 
 def test_drafts_gain_most_for_a_lone_stream_and_cost_little_where_they_are_wrong() -> None:
-    lone, several = (list(drafts.gains(TABLE_1["13B"], streams).values())[1:] for streams in (1, 8))
+    cost = drafts.ENGINES["13B on one A100"]
+    lone, several = (list(drafts.gains(cost, streams).values())[1:] for streams in (1, 8))
     assert min(lone[0], several[0]) > 0.97
     assert lone[2] > 3.0
     assert all(before < after for gains in (lone, several) for before, after in pairwise(gains))
     assert all(one > other for one, other in zip(lone[1:], several[1:], strict=True))
+
+
+def test_drafts_of_a_batch_in_which_tokens_cost_much_are_tried_and_kept_where_they_gain() -> None:
+    cost = drafts.ENGINES["A small model on two cores"]
+    several, many = (list(drafts.gains(cost, streams).values())[1:] for streams in (8, 32))
+    assert min(several + many) > 0.97
+    assert several[2] > 1.05
+    assert several[3] > 1.25
 
 
 def test_a_user_asks_again_when_answered() -> None:
