@@ -194,7 +194,9 @@ def _dtype(tensors: list[Any]) -> str:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    """Write the line in one call, since another thread may write one meanwhile."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -239,11 +239,13 @@ def times(factors: Sequence[torch.Tensor], supers: Sequence[torch.Tensor]) -> li
         return None
     found = []
     for each, large in zip(factors, supers, strict=True):
-        whole = large.repeat_interleave(each.shape[1] // large.shape[1], 1)
-        count = torch.where(whole == 0, 0, each / whole).round()
-        if (count < -128).any() or (count > 127).any() or not torch.equal(count * whole, each):
+        whole = large[..., None]
+        groups = each.reshape(*large.shape, -1)
+        count = (groups / whole).nan_to_num_(0).round_()  # in place: new pages take longer than the numbers
+        least, most = count.aminmax()
+        if least < -128 or most > 127 or not torch.equal(count * whole, groups):
             return None
-        found.append(count)
+        found.append(count.view_as(each))
     return found
 
 

@@ -1,6 +1,8 @@
 // The codes of weights in groups, and the numbers that they stand for.
 #pragma once
 
+#include <algorithm>
+
 #include "vectors.h"
 
 constexpr int SLOTS = 8;         // a block has so many codes for each lane of its vectors
@@ -80,14 +82,18 @@ constexpr int UNIT = WIDTH * SLOTS, PART = UNIT / 4;
 
 // Writes UNIT codes of a byte each as planes.
 inline void pack_planes(const uint8_t* codes, int bits, uint8_t* to) {
-    uint8_t* above = to + UNIT / 2;
-    std::memset(to, 0, UNIT * bits / 8);
-    for (int i = 0; i < UNIT; ++i) {
-        const int part = i / PART, at = i % PART;
-        to[part / 2 * PART + at] |= (codes[i] & 15) << part % 2 * 4;
-        if (bits == 6) above[at] |= codes[i] >> 4 << 2 * part;
-        if (bits == 5) above[at % (PART / 2)] |= codes[i] >> 4 << (2 * part + 2 * at / PART);
+    uint8_t above[PART];
+    for (int i = 0; i < PART; ++i) {
+        const uint8_t of[] = {codes[i], codes[i + PART], codes[i + 2 * PART], codes[i + 3 * PART]};
+        to[i] = (of[0] & 15) | of[1] << 4;
+        to[i + PART] = (of[2] & 15) | of[3] << 4;
+        above[i] = of[0] >> 4 | of[1] >> 4 << 2 | of[2] >> 4 << 4 | of[3] >> 4 << 6;
     }
+    to += UNIT / 2;
+    if (bits == 6)
+        std::copy(above, above + PART, to);
+    else
+        for (int i = 0; i < PART / 2; ++i) to[i] = above[i] | above[i + PART / 2] << 1;
 }
 
 // The bits above the nibbles: of six bits, 2 * part and the next are those of a part; of five, 2 * part + 1.
