@@ -119,7 +119,7 @@ DRAWN = [Tool("first", None, STRICT, strict=True), Tool("second"), Tool("third",
 def test_drawn_calls_are_read_and_valid(name: str) -> None:
     schemas, seen = {tool.name: tool.schema for tool in DRAWN}, 0
     forced, rng = grammar(ToolUse(DRAWN, ToolChoice("required"), parallel=False), name), random.Random(name)
-    for _ in range(12):
+    for _ in range(24):
         for called, arguments in calls_of(name, drawn(forced, rng), types_of(DRAWN)):
             jsonschema.validate(arguments, schemas[called])
             seen += called == "first"
