@@ -19,7 +19,8 @@ from tests.deploy.compose_cluster import ComposeCluster, composed, with_args
 from tests.deploy.conftest import ROOT
 from tests.tiny_models import make_tiny_model
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+# the clusters of the other tests, as processes that docker-compose.yml names
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 PASSWORD = "abc123"
 

@@ -60,7 +60,7 @@ def mixed(draw: st.DrawFn, allowed: st.SearchStrategy[Case], body: dict[str, Any
 def test_our_document(served: Stack, http: httpx.Client) -> None:
     for operation in operations(http.get("/openapi.json").json()):
 
-        @effort(6)
+        @effort(4)
         @given(cases(operation))
         def send(case: Case) -> None:
             answer = case.call(base_url=served.url, timeout=TIMEOUT)
@@ -78,7 +78,7 @@ def test_openai_s_document(served: Stack, http: httpx.Client) -> None:
     assert len(paths) >= 10
     for operation in operations({**theirs, "paths": paths}):
 
-        @effort(3)
+        @effort(2)
         @given(cases(operation))
         def send(case: Case) -> None:
             case.call_and_validate(base_url=served.url + "/v1", checks=[not_a_server_error], timeout=TIMEOUT)

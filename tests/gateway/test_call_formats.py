@@ -162,7 +162,7 @@ BITS += [
 BITS += ["city", "2", "true", "None", '{"name": "now", "arguments": {}}', " ", "\n", "né", "🐳", "<", "|>", "```json\n"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     name=st.sampled_from([*FORMATS, "openai"]),
     bits=st.lists(st.sampled_from(BITS), max_size=14),

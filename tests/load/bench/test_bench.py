@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from marked import full
 from tiny_models import make_tiny_model
 
 from load.bench import __main__ as bench_command
@@ -56,7 +57,7 @@ def bench(
 
 
 def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "outliving", "rates", "increments", "initiations", "mixed", "graphs", "sampler", "loop"
+    asked = "rates", "increments", "initiations", "mixed", "graphs", "sampler", "loop"
     status, found = bench(tmp_path, *asked)
     printed = capsys.readouterr().out
     assert (status, found["failed"]) == (0, {})
@@ -79,6 +80,7 @@ def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(name in printed for named in names.values() for name in named)
 
 
+@pytest.mark.full  # test_killed_engines.py has what it measures
 def test_engines_are_taken_over_when_they_are_killed(tmp_path: Path) -> None:
     """Outputs are compared inside."""
     status, found = bench(tmp_path, "takeover")
@@ -91,6 +93,7 @@ def test_engines_are_taken_over_when_they_are_killed(tmp_path: Path) -> None:
     assert not part["watched"]["changed afterwards"]
 
 
+@pytest.mark.full  # test_drafts.py of the engine has what it measures
 def test_drafts(tmp_path: Path) -> None:
     """Outputs are compared inside."""
     folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=4096)
@@ -115,7 +118,7 @@ def test_cells_of_drafts_are_printed_as_they_end_and_kept_when_the_time_is_over(
     assert CUT in found.text
 
 
-@pytest.mark.parametrize("form", [*FORMATS, "Q4_K_M"])
+@pytest.mark.parametrize("form", ["gptq", *full([*(form for form in FORMATS if form != "gptq"), "Q4_K_M"])])
 def test_a_shape_in_a_format(form: str, tmp_path: Path) -> None:
     (tmp_path / "kernels").symlink_to(CACHE / "kernels")
     status, found = bench(tmp_path, "increments", more=("--format", form, "--cache-dir", str(tmp_path)))

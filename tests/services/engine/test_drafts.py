@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from driver import Driver, Job
 from letters import letters
+from marked import full
 from mixed_requests import MIX
 from tiny_models import make_tiny_model
 
@@ -53,7 +54,7 @@ def jobs() -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("share", [0.6, *full([0.0, 1.0])])
 def test_drafts_change_nothing(engine: Engine, share: float) -> None:
     assert engine.figures.verifies_drafts
     alone = {job.id: Driver(engine).run([job])[0] for job in jobs()}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from driver import Driver, Job
+from marked import full
 from test_vectors import SETTINGS, bits, check, texts
 from vector_models import ENCODERS, make_encoder, write_modules
 
@@ -25,7 +26,7 @@ from services.requests import SamplingParams
 
 
 @pytest.mark.parametrize("family", ENCODERS)
-@pytest.mark.parametrize("method", ["mean_tokens", "cls_token"])
+@pytest.mark.parametrize("method", ["mean_tokens", *full(["cls_token"])])
 def test_an_encoder_makes_the_vectors_of_its_hidden_states(tmp_path: Path, family: str, method: str) -> None:
     folder = make_encoder(tmp_path / "tiny", family, method)
     info = ModelInfo.load(folder)

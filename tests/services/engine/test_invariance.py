@@ -77,7 +77,6 @@ SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, thread
 VARIANTS = [
     ("llama", SETTINGS),
     ("llama", replace(SETTINGS, dtype="bfloat16", weights="int8")),
-    ("qwen3", replace(SETTINGS, weights="int8")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16")),
     ("mistral", replace(SETTINGS, dtype="bfloat16")),
     ("phi3", SETTINGS),
@@ -96,11 +95,12 @@ VARIANTS = [
     ("gemma3_text", replace(SETTINGS, dtype="bfloat16")),
     ("gemma4_text", replace(SETTINGS, dtype="bfloat16", kv_cache_dtype="int8_per_token_head")),
     ("gemma4_unified_text", replace(SETTINGS, dtype="bfloat16", weights="int8")),
+]
+MORE = [  # of `make test-all`
+    ("qwen3", replace(SETTINGS, weights="int8")),
     ("mistral", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16", weights="int8", kv_cache_dtype="int8_per_token_head")),
     ("gemma3_text", replace(SETTINGS, dtype="bfloat16", kv_cache_dtype="int8_per_token_head")),
-]
-MORE = [  # of `make test-all`
     ("llama", replace(SETTINGS, dtype="bfloat16")),
     ("cohere2", replace(SETTINGS, dtype="bfloat16")),
     ("qwen2_moe", SETTINGS),

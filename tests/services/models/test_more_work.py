@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from marked import full
 from tiny_models import make_tiny_model
 
 from load.gguf_files import write_gguf
@@ -23,7 +24,7 @@ from services.models.resolve import resolve
 PATIENCE = 120.0  # seconds
 
 
-@pytest.mark.parametrize("kind", ["GGUF file", "folder"])
+@pytest.mark.parametrize("kind", ["GGUF file", *full(["folder"])])
 def test_one_process_makes_what_an_engine_asks_for(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the converter, if there is one."""
     model = make_tiny_model(tmp_path / "model")

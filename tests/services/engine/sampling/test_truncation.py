@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from marked import full
 
 from services.engine.backends.cpu import build
 from services.engine.sampling.search import DRAW, chunk_maxima
@@ -114,8 +115,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "kept.so"))
 
 
-@pytest.mark.parametrize("vocab", [50, 29 * 53, 2048, 4096, 20_011])
-@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 6.0])
+@pytest.mark.parametrize("vocab", [50, 29 * 53, 20_011, *full([2048, 4096])])
+@pytest.mark.parametrize("spread", [0.0, 3.0, 6.0, *full([0.5])])
 def test_the_compiled_search_keeps_the_same(kept: ctypes.CDLL, vocab: int, spread: float) -> None:
     """Also if some kept tokens are below the scores that are searched first."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * spread

@@ -16,6 +16,7 @@ import pytest
 import torch
 from driver import Driver, Job
 from fake_driver import install
+from marked import full
 from owners import Owners
 from rank_processes import FORKS, PATIENCE, RankProcesses
 from test_engine import seeded_jobs
@@ -83,7 +84,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(("kept", "device"), [("auto", False), ("int8_per_token_head", False), ("auto", True)])
+@pytest.mark.parametrize(("kept", "device"), [("int8_per_token_head", False), ("auto", True), *full([("auto", False)])])
 def test_blocks_of_killed_processes_contain_what_their_names_stand_for(
     kept: Literal["auto", "int8_per_token_head"], device: bool, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -11,6 +11,7 @@ from blocks_folder import keep_in_blocks
 from driver import Driver
 from family_check import check_greedy, make_jobs
 from folders import quantize_folder
+from marked import full
 from rank_processes import RankProcesses
 from test_engine import seeded_jobs
 from tiny_models import make_tiny_model
@@ -41,7 +42,7 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return quantize_folder(plain, made, *WRITERS[request.param])
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), *full([(1, 2)])])
 def test_ranks_give_the_tokens_of_one_process(folders: tuple[Path, Path], tp: int, pp: int) -> None:
     quantized, numbers = folders
     drawn = [job.output for job in Driver(Engine.load(quantized, SETTINGS)).run(seeded_jobs())]
@@ -52,7 +53,7 @@ def test_ranks_give_the_tokens_of_one_process(folders: tuple[Path, Path], tp: in
 
 
 @pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *full(["float32"])])
 def test_a_spare_continues_on_the_weights_and_blocks_of_another(folders: tuple[Path, Path], dtype: str) -> None:
     settings = replace(SETTINGS, dtype=dtype, kv_blocks=16)
     first, second = SharedMemory("build"), SharedMemory("build")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from family_check import STOCK, check_family
 from folders import quantize_folder
+from marked import full
 from tiny_models import make_tiny_model
 from written import GPTQ, WRITERS, gptq
 
@@ -19,11 +20,10 @@ from services.errors import ModelError
 
 @pytest.mark.parametrize(
     ("name", "fast_path"),
-    [(name, True) for name in ("gptq", "gptq, act-order", "awq", "fp8, blocks", "compressed, int8")]
-    + [(name, True) for name in ("compressed, mxfp4", "modelopt, nvfp4", "bitsandbytes, nf4, scales too")]
-    + [
-        (name, False) for name in ("awq", "compressed, fp8", "compressed, nvfp4", "modelopt, fp8", "bitsandbytes, int8")
-    ],
+    [(name, True) for name in ("gptq, act-order", "awq", "fp8, blocks", "bitsandbytes, nf4, scales too")]
+    + [(name, False) for name in ("compressed, nvfp4", "modelopt, fp8")]
+    + full((name, True) for name in ("gptq", "compressed, int8", "compressed, mxfp4", "modelopt, nvfp4"))
+    + full((name, False) for name in ("awq", "compressed, fp8", "bitsandbytes, int8")),
 )
 def test_tokens_equal_generate(name: str, fast_path: bool, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     quantized, numbers = quantize_folder(tiny_model("llama"), tmp_path, *WRITERS[name])
@@ -75,13 +75,17 @@ NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's, an
     ("family", "name", "renamed", "fast_path"),
     [
         ("qwen3_moe", "gptq", {}, True),
-        ("qwen3_moe", "fp8, by output", {}, True),
         ("qwen3_moe", "awq", {}, False),
-        ("qwen3_moe", "modelopt, nvfp4", {}, True),
-        ("mixtral", "awq", {}, True),
-        ("mixtral", "gptq", {}, False),
         ("mixtral", "gptq", {"block_sparse_moe": "mlp", **NAMES}, True),  # GPTQModel
         ("mixtral", "compressed, fp8", NAMES, True),  # llm-compressor
+        *full(
+            [
+                ("qwen3_moe", "fp8, by output", {}, True),
+                ("qwen3_moe", "modelopt, nvfp4", {}, True),
+                ("mixtral", "awq", {}, True),
+                ("mixtral", "gptq", {}, False),
+            ]
+        ),
     ],
 )
 def test_experts(family: str, name: str, renamed: dict[str, str], fast_path: bool, tmp_path: Path) -> None:
