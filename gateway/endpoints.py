@@ -69,7 +69,7 @@ async def stream(request: Request, name: str) -> Response:
     gateway, position = await gateway_of(request).holding(name), Position.of(request)
     if position is not None and position.request != name:
         raise position.wrong(f"is not of request '{name[:100]}'")
-    generation = await gateway.shards.follow(name, request.state.tenant, request.receive)
+    generation = await gateway.shards.of(name).generations.follow(name, request.state.tenant, request.receive)
     if generation.plan.kind is AnswerKind.RESPONSE:
         generation.close()
         raise ApiError(Kind.INVALID, f"'{name}' is read with GET /v1/responses/{name}?stream=true.")
@@ -80,5 +80,5 @@ async def stream(request: Request, name: str) -> Response:
 async def cancel(request: Request, name: str) -> Response:
     """Cancels a request, which otherwise continues for its grace period without a client if it is resumable."""
     gateway = await gateway_of(request).holding(name)
-    await gateway.shards.cancel(name, request.state.tenant)
+    await gateway.shards.of(name).generations.cancel(name, request.state.tenant)
     return Response()

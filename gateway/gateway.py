@@ -92,11 +92,6 @@ class Gateway:
         self.adapters = Adapters(self.shards.all, model, settings)
 
     @property
-    def limits(self) -> BodyLimits:
-        """What bodies may have, whichever model they name."""
-        return self.process.limits
-
-    @property
     def requests(self) -> int:
         """The number of requests of this model that are followed at this gateway."""
         return sum(shard.reader.requests for shard in self.shards.all)
@@ -107,14 +102,6 @@ class Gateway:
             return False
         pools = (shard.pool for shard in self.shards.all)
         return any(await asyncio.gather(*(pool.knows("", caller.tenant, key) for pool in pools)))
-
-    def of(self, request: str) -> Gateway:
-        """The model of a request: see `GatewayProcess.of`."""
-        return self.process.of(request)
-
-    async def holding(self, request: str) -> Gateway:
-        """The model of a request: see `GatewayProcess.holding`."""
-        return await self.process.holding(request)
 
     def model_card(self, name: str, adapter: Adapter | None = None) -> Model:
         """The model object under one of its names, or that of an adapter; see ServedModel."""

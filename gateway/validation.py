@@ -20,7 +20,6 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.vectors import VectorFields
-from services.adapters.registry import Adapter
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import NO_TOKEN_LEFT, OF_ADAPTERS, SamplingParams, known_to_all, needs_of
 from services.settings.settings import Settings
@@ -96,7 +95,7 @@ class Validator:
         return await self._executor.run(caller.work_queue, size, work, figures)
 
     def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_generates(fields.model, caller.adapter)
+        self.check_generates()
         self._check_count(len(fields.prompt) * fields.choices, "prompt", "choices (prompts x n)")
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
@@ -108,7 +107,7 @@ class Validator:
         return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
     def _chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
-        self.check_generates(fields.model, caller.adapter)
+        self.check_generates()
         prompt = chat_tokens(
             self._model,
             fields.messages,
@@ -248,16 +247,15 @@ class Validator:
         """The tokens of `prompt` that `truncate_prompt_tokens` keeps."""
         return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
 
-    def check_model(self, name: str | None, adapter: Adapter | None = None) -> None:
-        """Raises ApiError if there is no model of this name; `adapter`: the one that has it."""
-        if name is not None and adapter is None and name not in self._model.names:
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError if the model has not this name."""
+        if name is not None and name not in self._model.names:
             served = " or ".join(f"'{own}'" for own in self._model.names)
             text = f"The model '{name[:100]}' does not exist; this server serves {served}."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def check_generates(self, name: str | None, adapter: Adapter | None = None) -> None:
-        """Raises ApiError as `check_model` does, and if the model makes vectors in place of text."""
-        self.check_model(name, adapter)
+    def check_generates(self) -> None:
+        """Raises ApiError if the model makes vectors in place of text."""
         if pooling := self._model.info.pooling:
             text = f"The model '{self._model.name}' is {pooling.noun}, it generates no text; use {pooling.routes}."
             raise ApiError(Kind.INVALID, text, "model")

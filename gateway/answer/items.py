@@ -89,7 +89,7 @@ class Transcript:
     """
 
     def __init__(self, choice: Choice, tokenizer: Tokenizer, with_logprobs: bool) -> None:
-        self._choice = choice
+        self.choice = choice
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._tokens: list[int] = []  # whose log probabilities wait for the part that they belong to
@@ -101,27 +101,9 @@ class Transcript:
         self.end: End | None = None
 
     @property
-    def parsed(self) -> bool:
-        return self._choice.parsed
-
-    @property
-    def calls_tools(self) -> bool:
-        """Whether the answer has ended with calls that the client is to run."""
-        return self._choice.calls_tools
-
-    @property
     def cut(self) -> bool:
         """Whether the answer has ended within the arguments of its last call, which the model did not end."""
-        return self.end is not None and self._choice.cut_by(self.end)
-
-    @property
-    def completion_tokens(self) -> int:
-        return self._choice.completion_tokens
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """The number of tokens up to the end of the reasoning."""
-        return self._choice.reasoning_tokens
+        return self.end is not None and self.choice.cut_by(self.end)
 
     @property
     def error(self) -> ApiError | None:
@@ -131,7 +113,7 @@ class Transcript:
     @property
     def last_number(self) -> int:
         """The last events of the stream have the numbers after this one."""
-        return last_number(self.parsed, self.num_events)
+        return last_number(self.choice.parsed, self.num_events)
 
     def add(self, event: TokenEvent) -> None:
         """Take the next event. An end without an answer leaves the items as they are."""
@@ -140,7 +122,7 @@ class Transcript:
             self.end = event.end
             if event.end.reason in UNANSWERED:
                 return
-        self._choice.add(event)
+        self.choice.add(event)
 
     def add_all(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -151,7 +133,7 @@ class Transcript:
         last event that the client has received; the tokens up to it are taken one by one, so that the next delta begins
         after it."""
         made: list[ItemEvent] = []
-        scale = PLACES * STRIDE if self.parsed else 1
+        scale = PLACES * STRIDE if self.choice.parsed else 1
         for event in events:
             self.add(event)
             if scale * self.num_events <= after:
@@ -163,7 +145,7 @@ class Transcript:
 
         Tokens without text wait for the next token with text, unless `allow_empty` is set or the answer has ended.
         """
-        delta = self._choice.take(allow_empty or self.end is not None)
+        delta = self.choice.take(allow_empty or self.end is not None)
         if delta is None:
             return []
         if self._with_logprobs:
@@ -184,7 +166,7 @@ class Transcript:
 
     def done(self) -> list[ItemEvent]:
         """The event that ends the last item, if there is one."""
-        last = self._last if self.parsed else self.last_number
+        last = self._last if self.choice.parsed else self.last_number
         return [(DONE, self.items[-1], last + DONE_PLACE, "", ())] if self.items else []
 
     def _add_part(self, part: Part, made: list[ItemEvent]) -> None:

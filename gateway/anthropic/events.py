@@ -91,7 +91,7 @@ class MessageEventWriter:
 
     def _opening(self) -> list[bytes]:
         self._opened = True
-        begun = [] if self._transcript.parsed else self._block_start(self._transcript.items[0], 1)
+        begun = [] if self._transcript.choice.parsed else self._block_start(self._transcript.items[0], 1)
         message_start = self._event("message_start", 0, {"message": message(self._head, None)})
         return [message_start, *begun, self._event("ping", LAST_OPENING, {})]
 
@@ -152,7 +152,7 @@ def message_event_writer(
     """The writer of the events after `position`. Raises ApiError if no event of this message can have that number."""
     plan, transcript = generation.plan, transcript_of(generation.plan, model)
     if position is not None:
-        most = LAST_OPENING + last_number(transcript.parsed, plan.max_new_tokens + 1) + CLOSING
+        most = LAST_OPENING + last_number(transcript.choice.parsed, plan.max_new_tokens + 1) + CLOSING
         if len(position.counts) != 1 or position.counts[0] > most:
             raise position.wrong(f"is not the id of an event of this message: <message>:<n>, n at most {most}")
     after = -1 if position is None else position.counts[0]

@@ -108,7 +108,7 @@ def stop(transcript: Transcript | None) -> MessageStop:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
     if end.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    return {"stop_reason": "tool_use" if transcript.calls_tools else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if transcript.choice.calls_tools else "end_turn", "stop_sequence": None}
 
 
 def usage(head: MessageHead, transcript: Transcript | None) -> CountedTokens:
@@ -120,10 +120,10 @@ def usage(head: MessageHead, transcript: Transcript | None) -> CountedTokens:
         "input_tokens": head.plan.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": transcript.completion_tokens if transcript else 0,
+        "output_tokens": transcript.choice.completion_tokens if transcript else 0,
     }
     if head.plan.reasoning_parser:
-        made["output_tokens_details"] = {"thinking_tokens": transcript.reasoning_tokens if transcript else 0}
+        made["output_tokens_details"] = {"thinking_tokens": transcript.choice.reasoning_tokens if transcript else 0}
     return made
 
 

@@ -26,7 +26,6 @@ from gateway.schemas.messages import (
 )
 from gateway.streaming import streaming_response
 from gateway.validation import ValidatedRequest
-from services.adapters.registry import Adapter
 from services.messages import EngineFigures
 
 router = APIRouter(prefix=MESSAGES_PATH)
@@ -47,7 +46,7 @@ class Messages(Endpoint[MessageRequest]):
 
     async def validate(self, gateway: Gateway, fields: MessageRequest, caller: Caller) -> ValidatedRequest:
         def work(figures: EngineFigures) -> ValidatedRequest:
-            prompt = _prompt(gateway, fields, caller.adapter)
+            prompt = _prompt(gateway, fields)
             return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
 
         return await gateway.validator.validate(caller, caller.size, fields, work)
@@ -78,23 +77,21 @@ async def count_tokens(request: Request) -> TokenCount:
     process = gateway_of(request)
     fields = await parse(request, CountTokensRequest, process.limits)
     gateway, caller = await process.called(fields.model, Caller(request.state.tenant))
-    size, adapter = request.state.size, caller.adapter
-    prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, adapter)
+    prompt = await gateway.executor.run(caller.work_queue, request.state.size, _prompt, gateway, fields)
     return {"input_tokens": len(prompt)}
 
 
-def _prompt(gateway: Gateway, fields: Conversation, adapter: Adapter | None) -> list[int]:
+def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     """The token ids of the prompt. The answer continues a last message of the assistant. Raises ApiError."""
-    gateway.validator.check_generates(fields.model, adapter)
+    gateway.validator.check_generates()
     turns = fields.turns
     continues = turns[-1].role == "assistant"
-    tools = fields.tool_use.for_template()
     return chat_tokens(
         gateway.model,
         turns,
         gateway.validator.reading.own_marks,
         not continues,
         continue_final_message=continues,
-        tools=tools,
+        tools=fields.tool_use.for_template(),
         kwargs=fields.template_variables,
     )

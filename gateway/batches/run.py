@@ -76,7 +76,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch ends. It can be cancelled at any time: the answers are on disk, for the next owner."""
-        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.limits.max_values
+        lines, values = self._gateway.settings.constants.max_batch_lines, self._gateway.process.limits.max_values
         journal = await disk.in_thread(
             BatchJournal, self._folder, self._record, self._files, self._epoch, lines, values
         )
@@ -139,7 +139,7 @@ class BatchRun:
         request = self._requests.pop(number, None)
         if request is not None and not ENDPOINTS[self._record.endpoint].stored:
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
-                await self._gateway.of(request).shards.of(request).pool.delete(request)
+                await self._gateway.process.of(request).shards.of(request).pool.delete(request)
 
     async def _write(self, journal: BatchJournal) -> None:
         """Write answers to disk, all waiting ones at once."""
@@ -165,7 +165,7 @@ class BatchRun:
         """Cancel the requests in flight: a background request would otherwise run to its end."""
         for request in self._requests.values():
             with contextlib.suppress(PoolUnavailable):
-                await self._gateway.of(request).shards.of(request).pool.cancel(request)
+                await self._gateway.process.of(request).shards.of(request).pool.cancel(request)
 
     async def _off_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Call `function` in a thread, one call at a time; a cancelled caller waits for its end too."""
@@ -225,7 +225,7 @@ class LineAnswerer:
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
-        executor, most = self._gateway.executor, self._gateway.limits.max_values
+        executor, most = self._gateway.executor, self._gateway.process.limits.max_values
         while True:
             try:
                 return await executor.run(self._queue, len(line), loads, line, most)
@@ -237,7 +237,7 @@ class LineAnswerer:
     async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
         """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
         PoolUnavailable."""
-        limit = self._gateway.limits.max_bytes
+        limit = self._gateway.process.limits.max_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
         caller = self._caller(number, size)
@@ -257,7 +257,7 @@ class LineAnswerer:
             return request, bytes((await whole_response(generation, answer)).body)
         except ApiError as error:
             if error.kind in BROKEN:
-                await gateway.of(request).shards.of(request).pool.delete(request)
+                await gateway.process.of(request).shards.of(request).pool.delete(request)
             if error.kind is Kind.REQUEST_NOT_FOUND:
                 raise PoolUnavailable(f"the pool lost {request} between two calls") from error
             raise
@@ -296,7 +296,7 @@ class LineAnswerer:
 
     def _parsed(self, body: dict[str, Any]) -> GenerationFields | VectorFields:
         fields: GenerationFields | VectorFields = validate(
-            self._endpoint.schema, body, self._gateway.limits.ignore_unknown
+            self._endpoint.schema, body, self._gateway.process.limits.ignore_unknown
         )
         if fields.stream:
             raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")

@@ -1,32 +1,19 @@
-"""`/ui`, the live page, whose files are held in memory, and `/ui/feed`, its events."""
+"""`/ui`, the live page, and `/ui/feed`, its events."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from dataclasses import dataclass
-from importlib import resources
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import ApiError, Kind
 from gateway.http.middleware import FEED, PAGE, SERVER_SEND
 from gateway.live.feed import LiveFeed, Watcher
 
 INDEX = "index.html"
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".json": "application/json",
-    ".jsonl": "application/jsonl",
-    ".txt": "text/plain; charset=utf-8",
-}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{demo}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @router.api_route(PAGE, methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    return _files(request).response(INDEX, request.headers.get("if-none-match", ""))
+    return await _files(request).get_response(INDEX, request.scope)
 
 
 @router.get(FEED)
@@ -55,7 +42,7 @@ async def feed(request: Request) -> Response:
 async def file(request: Request, name: str) -> Response:
     if name == INDEX:  # its links are relative to `/ui`
         return RedirectResponse(f"..{PAGE}")
-    return _files(request).response(name, request.headers.get("if-none-match", ""))
+    return await _files(request).get_response(name, request.scope)
 
 
 def _files(request: Request) -> PageFiles:
@@ -108,20 +95,12 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    type: str
-    tag: str  # a hash of the content, which a browser sends to ask whether it has changed
-
-
-class PageFiles:
-    """The files of the folder `page`, read once."""
+class PageFiles(StaticFiles):
+    """The files of the folder `page`."""
 
     def __init__(self, demo: bool) -> None:
-        found = [path for path in (resources.files("gateway.live") / "page").iterdir() if path.is_file()]
-        self._files = {path.name: _file(path.name, path.read_bytes()) for path in found}
-        self._headers = {
+        super().__init__(packages=[("gateway.live", "page")])
+        self.own_headers = {
             "Content-Security-Policy": POLICY.format(demo=DEMO if demo else ""),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
@@ -130,17 +109,8 @@ class PageFiles:
             "Cache-Control": "no-cache",
         }
 
-    def response(self, name: str, known: str) -> Response:
-        """The file `name`, or a 304 if `known`, the value of `If-None-Match`, names its content. Raises ApiError."""
-        file = self._files.get(name)
-        if file is None:
-            raise ApiError(Kind.NOT_FOUND, f"There is no file '{name[:100]}'.")
-        headers = self._headers | {"ETag": file.tag}
-        if file.tag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
-            return Response(status_code=304, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.type)
-
-
-def _file(name: str, content: bytes) -> _File:
-    suffix = name[name.rfind(".") :]
-    return _File(content, TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """The file at `path`, or a 304 if `If-None-Match` names its content. Raises HTTPException."""
+        response = await super().get_response(path, scope)
+        response.headers.update(self.own_headers)
+        return response

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import ParamSpec, Protocol, Self, TypeVar
@@ -94,7 +95,7 @@ class Generations:
         record = self._records.submitted(submission, plan, arrived_at)
         if record:
             submission = record.traced(submission)
-        slot: ReadSlot | None = None
+        slot: ExitStack | None = None
         latency = None if arrived_at is None else RequestLatency(self._counters, arrived_at, submission)
         buffer = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
@@ -176,17 +177,17 @@ class Generations:
         work = self._work(group.tenant)
         return Generation(plan, buffer, self._close, receive, work, None, slot, record, self._waits_for)
 
-    async def _catch_up(self, buffer: EventBuffer, tenant: str) -> ReadSlot:
-        """Read what the pool has stored. The slot is held until an answer is made of it; it is released here if nothing
+    async def _catch_up(self, buffer: EventBuffer, tenant: str) -> ExitStack:
+        """Read what the pool has stored. The slot is held until an answer is made of it; it is closed here if nothing
         is stored."""
         slot = await self._slots.acquire(tenant)
         try:
             await self._reader.catch_up(buffer)
         except BaseException:
-            slot.release()
+            slot.close()
             raise
         if not buffer.unread:
-            slot.release()
+            slot.close()
         return slot
 
     def _work(self, queue: str) -> Work:
@@ -260,11 +261,11 @@ class Generation:
         receive: Receive | None,
         work: Work,
         latency: RequestLatency | None = None,
-        slot: ReadSlot | None = None,
+        slot: ExitStack | None = None,
         record: RequestRecord | None = None,
         waits_for: Callable[[], str] = str,
     ) -> None:
-        """`work` runs slow functions off the event loop. `slot` is released when the stored events are handled.
+        """`work` runs slow functions off the event loop. `slot` is closed when the stored events are handled.
         `waits_for` returns why no request of the pool can run now, or nothing."""
         self.request = buffer.request
         self.waits_for = waits_for
@@ -307,7 +308,7 @@ class Generation:
 
     def _release(self) -> None:
         if self._slot is not None:
-            self._slot.release()
+            self._slot.close()
 
     def __enter__(self) -> Self:
         return self
@@ -388,46 +389,21 @@ class ReadSlots:
         self._reads: Counter[str] = Counter()  # current and waiting reads by tenant
         self._slots: dict[str, asyncio.Semaphore] = {}
 
-    async def acquire(self, tenant: str) -> ReadSlot:
-        """Raises ApiError if too many reads of the tenant wait."""
+    async def acquire(self, tenant: str) -> ExitStack:
+        """A slot, which can be closed repeatedly. Raises ApiError if too many reads of the tenant wait."""
         reads = self._reads[tenant]
         if reads >= MOST_WAITING:
             text = f"{reads} reads of stored requests of yours wait at this gateway, the maximum; try again later."
             raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
         self._reads[tenant] += 1
         slots = self._slots.setdefault(tenant, asyncio.Semaphore(AT_ONCE))
-        try:
+        with ExitStack() as slot:
+            slot.callback(self._forget, tenant)
             await slots.acquire()
-        except BaseException:
-            self._forget(tenant)
-            raise
-
-        def release() -> None:
-            slots.release()
-            self._forget(tenant)
-
-        return ReadSlot(release)
+            slot.callback(slots.release)
+            return slot.pop_all()
 
     def _forget(self, tenant: str) -> None:
         self._reads[tenant] -= 1
         if not self._reads[tenant]:
             del self._reads[tenant], self._slots[tenant]
-
-
-class ReadSlot:
-    """Permission to read until `release`, or for a `with`."""
-
-    def __init__(self, on_release: Callable[[], None]) -> None:
-        self._on_release: Callable[[], None] | None = on_release
-
-    def release(self) -> None:
-        """Can be called repeatedly."""
-        on_release, self._on_release = self._on_release, None
-        if on_release is not None:
-            on_release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

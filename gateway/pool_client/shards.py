@@ -89,14 +89,6 @@ class Shards:
         last.sends(sequences)
         return await last.generations.submit(self._at(validated, last), receive, arrived_at, queue)
 
-    async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
-        """Follow a request by its id: see `Generations.follow`."""
-        return await self.of(request).generations.follow(request, tenant, receive)
-
-    async def cancel(self, request: str, tenant: str) -> None:
-        """Cancel a request by its id: see `Generations.cancel`."""
-        await self.of(request).generations.cancel(request, tenant)
-
     def of(self, request: str) -> Shard:
         """The shard of a request of this model. Raises ApiError if there is none (any more)."""
         shard = self._by_number.get(shard_of(request))

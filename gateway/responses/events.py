@@ -106,7 +106,7 @@ class ResponseEventWriter:
         self._opened = True
         begun = empty_response(self._head, "in_progress")
         frame = self._event({"type": "response.in_progress", "response": begun, "sequence_number": 1})
-        return [frame] if self._transcript.parsed else [frame, *self._added(self._transcript.items[0], 2)]
+        return [frame] if self._transcript.choice.parsed else [frame, *self._added(self._transcript.items[0], 2)]
 
     def _added(self, item: OutputItem, number: int) -> list[bytes]:
         part = self._part_events("response.content_part.added", item, number + 1)

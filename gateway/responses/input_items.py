@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
 from gateway.http.pages import limit_of, newest_first, page
-from gateway.responses.objects import ResponseHead, reasoning_part, text_part
+from gateway.responses.objects import ResponseHead, call_item, reasoning_part, text_part
 from gateway.responses.stored import StoredResponse
 from gateway.schemas.chat import Message
 from gateway.schemas.response_answers import InputItem, InputItemList, InputText
@@ -20,44 +18,35 @@ MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
 
 
-@dataclass(frozen=True, slots=True)
-class PageQuery:
-    """The part of the list that is requested. `after`: the id of the item before the first one."""
-
-    limit: int
-    newest_first: bool
-    after: str | None
-
-    @classmethod
-    def of(cls, request: Request) -> Self:
-        """Raises ApiError naming the parameter that is wrong."""
-        query = request.query_params
-        limit, newest = limit_of(request, DEFAULT_LIMIT, MAX_LIMIT), newest_first(request)
-        for name in [*query.getlist("include"), *query.getlist("include[]")]:
-            if name not in INCLUDABLE:
-                text = f"Invalid 'include': '{name[:50]}' is not one of {', '.join(sorted(INCLUDABLE))}."
-                raise ApiError(Kind.INVALID, text, "include")
-        return cls(limit, newest, query.get("after"))
+def page_query(request: Request) -> tuple[int, bool, str | None]:
+    """The query: how many items, whether the newest is the first, and the id of the item before the first one. Raises
+    ApiError naming the parameter that is wrong."""
+    query = request.query_params
+    limit, newest = limit_of(request, DEFAULT_LIMIT, MAX_LIMIT), newest_first(request)
+    for name in [*query.getlist("include"), *query.getlist("include[]")]:
+        if name not in INCLUDABLE:
+            text = f"Invalid 'include': '{name[:50]}' is not one of {', '.join(sorted(INCLUDABLE))}."
+            raise ApiError(Kind.INVALID, text, "include")
+    return limit, newest, query.get("after")
 
 
-def page_of_items(stored: StoredResponse, query: PageQuery) -> InputItemList:
-    """OpenAI's list of the items that the response was made from, including earlier turns, without instructions.
-
-    Raises ApiError if `query.after` names none of them.
+def page_of_items(stored: StoredResponse, limit: int, newest: bool, after: str | None) -> InputItemList:
+    """OpenAI's list of the items that the response was made from, including earlier turns, without instructions. The
+    parameters are those of `page_query`. Raises ApiError if `after` names none of them.
     """
     ids = item_ids(stored.head, stored.extra.ids)
     conversation = stored.extra.conversation
     custom = {call.id for message in conversation for call in message.calls if call.type == "custom"}
     items = [_item(id, message, custom) for id, message in zip(ids, conversation, strict=True)]
-    if query.newest_first:
+    if newest:
         items.reverse()
-    if query.after is not None:
-        place = next((i for i, item in enumerate(items) if item["id"] == query.after), None)
+    if after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == after), None)
         if place is None:
-            text = f"Invalid 'after': '{query.after[:100]}' is not an input item of response '{stored.head.id}'."
+            text = f"Invalid 'after': '{after[:100]}' is not an input item of response '{stored.head.id}'."
             raise ApiError(Kind.INVALID, text, "after")
         items = items[place + 1 :]
-    return page(items[: query.limit], len(items) > query.limit)
+    return page(items[:limit], len(items) > limit)
 
 
 def item_ids(head: ResponseHead, given: Sequence[str | None]) -> list[str]:
@@ -76,23 +65,7 @@ def _item(id: str, message: Message, custom: Container[str | None]) -> InputItem
         arguments = call.function.arguments
         assert call.id is not None, "a call of the API has an id"
         assert isinstance(arguments, str), "a call of the API has its arguments as text"
-        if call.type == "custom":
-            return {
-                "id": id,
-                "type": "custom_tool_call",
-                "status": "completed",
-                "call_id": call.id,
-                "name": call.function.name,
-                "input": arguments,
-            }
-        return {
-            "id": id,
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.function.name,
-            "arguments": arguments,
-        }
+        return call_item(id, "completed", call.id, call.function.name, arguments, call.type == "custom")
     if message.role == "tool":
         assert message.tool_call_id is not None, "an output of the API names its call"
         return {

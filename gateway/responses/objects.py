@@ -118,24 +118,32 @@ def _item(head: ResponseHead, item: OutputItem, status: answers.ItemStatus, begu
         case PartKind.REASONING:
             thoughts = [reasoning_part(item.text)] if begun else []
             return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": thoughts}
-        case PartKind.CALL:
-            return {
-                "id": id,
-                "type": "function_call",
-                "status": status,
-                "call_id": head.call_id(item),
-                "name": item.called,
-                "arguments": item.text if begun else "",
-            }
-        case PartKind.CUSTOM:
-            return {
-                "id": id,
-                "type": "custom_tool_call",
-                "status": status,
-                "call_id": head.call_id(item),
-                "name": item.called,
-                "input": item.text if begun else "",
-            }
+        case PartKind.CALL | PartKind.CUSTOM:
+            custom, text = item.kind is PartKind.CUSTOM, item.text if begun else ""
+            return call_item(id, status, head.call_id(item), item.called, text, custom)
+
+
+def call_item(
+    id: str, status: answers.ItemStatus, call_id: str, name: str, text: str, custom: bool
+) -> answers.FunctionCallItem | answers.CustomCallItem:
+    """The item of a call. `text`: its arguments, or if the tool is a `custom` one its input."""
+    if custom:
+        return {
+            "id": id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": call_id,
+            "name": name,
+            "input": text,
+        }
+    return {
+        "id": id,
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": name,
+        "arguments": text,
+    }
 
 
 def _output(head: ResponseHead, transcript: Transcript) -> list[answers.ResponseItem]:
@@ -160,9 +168,9 @@ def _usage(head: ResponseHead, transcript: Transcript) -> answers.ResponseUsage:
     return {
         "input_tokens": head.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": transcript.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": transcript.reasoning_tokens},
-        "total_tokens": head.prompt_tokens + transcript.completion_tokens,
+        "output_tokens": transcript.choice.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": transcript.choice.reasoning_tokens},
+        "total_tokens": head.prompt_tokens + transcript.choice.completion_tokens,
     }
 
 

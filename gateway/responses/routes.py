@@ -26,7 +26,7 @@ from gateway.http.openapi import (
 from gateway.http.pages import AFTER, ORDER, limit_parameter
 from gateway.pool_client.following import Generation
 from gateway.responses.events import ResponseEventWriter
-from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, PageQuery, page_of_items
+from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, page_of_items, page_query
 from gateway.responses.stored import StoredResponse, find_response, follow_until_stored, stored_response
 from gateway.responses.validation import input_token_count, validate_response
 from gateway.schemas.response_answers import (
@@ -127,16 +127,16 @@ async def retrieve(request: Request, id: str) -> Response:
 @router.get("/{id}/input_items", **documented(gives=InputItemList, parameters=PAGE, errors=ERRORS))
 async def list_input_items(request: Request, id: str) -> Response:
     """The items that the response was made from, including earlier turns; the newest first unless `order=asc`."""
-    page = PageQuery.of(request)
+    asked = page_query(request)
     with await find_response(gateway_of(request), id, request.state.tenant) as stored:
-        return _json(page_of_items(stored, page))
+        return _json(page_of_items(stored, *asked))
 
 
 @router.post("/{id}/cancel", **documented(gives=ResponseObject, errors=ERRORS))
 async def cancel(request: Request, id: str) -> Response:
     """Cancels a background response and waits some seconds for its end, so that the answer is final."""
     gateway = await gateway_of(request).holding(id)
-    with await find_response(gateway, id, request.state.tenant, request.receive) as stored:
+    with await find_response(gateway.process, id, request.state.tenant, request.receive) as stored:
         if not stored.head.background:
             raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
         await stored.read(_now())
@@ -150,7 +150,7 @@ async def cancel(request: Request, id: str) -> Response:
 async def delete(request: Request, id: str) -> Response:
     """Deletes the response; if it is running, it is cancelled."""
     gateway = await gateway_of(request).holding(id)
-    with await find_response(gateway, id, request.state.tenant):
+    with await find_response(gateway.process, id, request.state.tenant):
         await gateway.shards.of(id).pool.delete(id)
     return _json({"id": id, "object": "response", "deleted": True})
 

@@ -11,16 +11,16 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
-from gateway.answer.items import OutputItem, transcript_of
-from gateway.answer.parts import PartKind
+from gateway.answer.items import transcript_of
 from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway, GatewayProcess
 from gateway.model import ServedModel
 from gateway.pool_client.following import Generation, size_of
-from gateway.responses.objects import ResponseHead, response
-from gateway.schemas.chat import FunctionCall, Message, ToolCall
+from gateway.responses.objects import ResponseHead, output_item, response
+from gateway.schemas.chat import Message
 from gateway.schemas.response_answers import StoredEcho
+from gateway.schemas.responses import InputItem
 from services.background import start
 from services.errors import PoolUnavailable
 from services.messages import TokenEvent
@@ -89,7 +89,8 @@ class StoredResponse:
     @property
     def output(self) -> dict[str, Message]:
         """The output items so far as items of a conversation, by their ids."""
-        return {self.head.id_of(item): _as_message(self.head, item) for item in self.transcript.items}
+        items = [output_item(self.head, self.transcript, item) for item in self.transcript.items]
+        return {item["id"]: InputItem.model_validate(item).as_message() for item in items}
 
     def add(self, events: list[TokenEvent]) -> None:
         self.transcript.add_all(events)
@@ -116,23 +117,8 @@ class StoredResponse:
             await self.generation.work(size_of(events), self.add, events)
 
 
-def _as_message(head: ResponseHead, item: OutputItem) -> Message:
-    match item.kind:
-        case PartKind.TEXT:
-            return Message(role="assistant", content=item.text)
-        case PartKind.REASONING:
-            return Message(role="assistant", reasoning_content=item.text)
-        case PartKind.CALL:
-            assert item.name is not None
-            function = FunctionCall(name=item.name, arguments=item.text)
-            return Message(role="assistant", tool_calls=[ToolCall(id=head.call_id(item), function=function)])
-        case PartKind.CUSTOM:
-            call = ToolCall.of_input(head.call_id(item), item.called, item.text)
-            return Message(role="assistant", tool_calls=[call])
-
-
 async def find_response(
-    gateways: Gateway | GatewayProcess, id: str, tenant: str, receive: Receive | None = None, param: str | None = None
+    process: GatewayProcess, id: str, tenant: str, receive: Receive | None = None, param: str | None = None
 ) -> StoredResponse:
     """The response `id`, followed from its first token; the caller closes it. `param`: the field that names it.
 
@@ -144,8 +130,8 @@ async def find_response(
     if not id.startswith(AnswerKind.RESPONSE.prefix):
         raise missing
     try:
-        gateway = await gateways.holding(id)
-        generation = await gateway.shards.follow(id, tenant, receive)
+        gateway = await process.holding(id)
+        generation = await gateway.shards.of(id).generations.follow(id, tenant, receive)
     except ApiError as error:
         raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None
     stored = await stored_response(gateway, generation, tenant)

@@ -82,7 +82,7 @@ async def _conversation(
     gateway: Gateway, fields: ResponseRequest, caller: Caller
 ) -> tuple[list[Message], list[str | None]]:
     """The items of the conversation, including those of earlier responses, and their ids."""
-    gateway.validator.check_generates(fields.model, caller.adapter)
+    gateway.validator.check_generates()
     conversation, ids = fields.messages, fields.item_ids
     if fields.previous_response_id:
         earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, caller.tenant)
@@ -105,7 +105,7 @@ def _prompt(gateway: Gateway, fields: ResponseRequest, conversation: list[Messag
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:
     """The items up to the end of the response `id`, and their ids. As in OpenAI's API, its instructions are not part of
     them."""
-    with await find_response(gateway, id, tenant, param=PREVIOUS) as stored:
+    with await find_response(gateway.process, id, tenant, param=PREVIOUS) as stored:
         await stored.read(asyncio.get_running_loop().time())
         end, output = stored.transcript.end, stored.output
     if end is None:

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from gateway.schemas.generation import NO_DEFAULTS, Count, Effort, GenerationFields, Reasoning, StreamOptions, Verbosity
-from gateway.schemas.response_answers import OptionalEcho, ResponseText, StoredEcho
+from gateway.schemas.response_answers import ItemStatus, OptionalEcho, ResponseText, StoredEcho
 from gateway.schemas.strict import Strict, TextParts, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
@@ -35,14 +35,6 @@ REQUIRED = {
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
 }
-ItemKind = Literal[
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-]
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(  # only LOGPROBS adds something to an answer of text
     {
@@ -85,9 +77,9 @@ Text = Annotated[str, BeforeValidator(TEXT_PARTS.optional_text, str | list[Respo
 class InputItem(Strict):
     """One item. `type` determines its fields; it is optional for a message."""
 
-    type: Annotated[ItemKind, BeforeValidator(_kind)] = "message"
+    type: Annotated[Literal[tuple(REQUIRED)], BeforeValidator(_kind)] = "message"  # type: ignore[valid-type]
     id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: ItemStatus | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text | None = None
     phase: Literal["commentary", "final_answer"] | None = None

@@ -128,12 +128,10 @@ class ResponseFormat(TagFields):
 
     @model_validator(mode="after")
     def _fields_of_type(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            must = "must" if self.json_schema is None else "cannot"
-            raise contradiction("json_schema", f"a format of type '{self.type}' {must} have 'json_schema'")
-        if (self.type == "regex") != (self.value is not None):
-            must = "must" if self.value is None else "cannot"
-            raise contradiction("value", f"a format of type '{self.type}' {must} have 'value'")
+        for kind, param in (("json_schema", "json_schema"), ("regex", "value")):
+            if (self.type == kind) != (getattr(self, param) is not None):
+                must = "must" if self.type == kind else "cannot"
+                raise contradiction(param, f"a format of type '{self.type}' {must} have '{param}'")
         if self.type == "structural_tag":
             self._check_tags()
         elif self.structures or self.triggers:

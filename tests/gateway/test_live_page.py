@@ -48,7 +48,7 @@ def test_a_browser_may_load_nothing_else_and_embed_it_nowhere(client: httpx.Clie
 
 
 def test_only_a_demo_may_call_another_port() -> None:
-    policies = [PageFiles(demo).response(INDEX, "").headers["content-security-policy"] for demo in (False, True)]
+    policies = [PageFiles(demo).own_headers["Content-Security-Policy"] for demo in (False, True)]
     assert ["127.0.0.1:*" in policy for policy in policies] == [False, True]
     assert not Settings().demo
 
