@@ -101,6 +101,7 @@ class BatchBuilder:
         self._budget = budget
         self._drafter = drafter
         self._guests: list[RequestEntry] = []  # that start in this iteration, while other prompts wait
+        self._makes_way: str | None = None  # the tenant all of whose requests wait for them
 
     def fill(self, batch: InFlight, closed: bool, nothing_in_flight: bool) -> None:
         """Put requests into `batch`. `closed`: no request may join or preempt the running ones."""
@@ -117,9 +118,12 @@ class BatchBuilder:
                 queues.preempt_for_first()
                 guests = queues.admit_guests()
             self._guests = [] if self._guests else guests  # not twice in a row: other prompts get on
+            self._budget.brief &= not self._guests  # their prompts are what it is brief for
+            self._makes_way = queues.makes_way(self._guests)
             decodes = self._put_running(batch, alone=closed or suspect is not None)
             if not closed and not self._guests:
                 self._put_waiting(batch, only_paused=suspect is not None)
+                queues.left = any(not entry.is_line for entry in queues.waiting[:1])
             if self._drafter:
                 batch.drafts = self._drafter.choose(batch.entries[:decodes], self._budget)
         batch.num_tokens, batch.num_pairs = self._budget.num_tokens, self._budget.num_pairs
@@ -142,6 +146,8 @@ class BatchBuilder:
             tokens, computed = entry.num_tokens, entry.num_computed_tokens
             if (entry.num_in_flight and not lookahead) or tokens >= entry.max_tokens:
                 continue
+            if entry.tenant == self._makes_way:
+                continue
             if tokens - computed > 1:
                 if not self._guests or entry in self._guests or _is_stream(entry):
                     prompts.append(entry)
@@ -157,7 +163,7 @@ class BatchBuilder:
                 self._kv.publish(entry, computed)
         decodes = len(batch.entries)
         self._budget.add_decodes(decodes, context)
-        self._budget.begin_running(newcomers=bool(prompts) and not alone and queues.has_newcomers)
+        self._budget.begin_running(newcomers=bool(prompts) and not (alone or self._guests) and queues.has_newcomers)
         for entry in prompts:
             if len(batch.entries) < self._knobs.max_batch_size and entry.active:
                 self._put_chunk(batch, entry)

@@ -11,6 +11,7 @@ FIRST_GUESS = 256  # tokens of an iteration with a time target before any iterat
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
 # with an automatic target and without decodes, which such a chunk would delay: fewer rows take longer each
 LEAST_ALONE = 64
+BRIEF_TARGET = 0.05  # seconds; an automatic target while a tenant with few requests may come at any time
 LEAST_STRETCH = 2.0  # an automatic target is at least this many times the cost of the decodes in the iteration
 
 
@@ -37,6 +38,7 @@ class Budget:
         self._context = 0.0  # mean number of context tokens of the decodes in the last iteration
         self._limited = self._fixed is not None or self._least_target is not None
         self._whole = knobs.whole_prompts
+        self.brief = False  # whether an automatic target is at most `BRIEF_TARGET`
         self.begin()
 
     def begin(self) -> None:
@@ -147,7 +149,8 @@ class Budget:
         """Return the time target in seconds of an iteration with these decodes, which have so many pairs."""
         if self._least_target is None or not self._stretch:
             return self._least_target
-        return max(self._least_target, self._stretch * self._cost.seconds(max(1, decodes), max(1, pairs)))
+        least = min(self._least_target, BRIEF_TARGET) if self.brief else self._least_target
+        return max(least, self._stretch * self._cost.seconds(max(1, decodes), max(1, pairs)))
 
     def _fitting(self, context: int, tokens: int, pairs: int, least: int, target: float | None) -> int:
         """Return how many tokens with `context` context tokens fit into an iteration that has `tokens` and `pairs`;

@@ -27,6 +27,7 @@ class RequestQueues:
         self.waiting: list[RequestEntry] = []
         self.running: list[RequestEntry] = []
         self.lines_wait = False  # lines of batches do not run, because other requests are here or were just now
+        self.left = False  # requests wait since the last selection
         self.out_of_blocks = False  # blocks have run out, and no request has given any back by ending since
         self._kv = kv
         self._order = order
@@ -58,6 +59,11 @@ class RequestQueues:
         insort(self.waiting, entry, key=_rank)
         if entry.suspect:
             insort(self._suspects, entry, key=_rank)
+
+    def has_few(self, entry: RequestEntry) -> bool:
+        """Whether the request's tenant has less than half as many requests here as the one with the most."""
+        held = Counter(e.tenant for queue in (self.running, self.waiting) for e in queue if not e.is_line)
+        return not entry.is_line and 2 * held[entry.tenant] < max(held.values())
 
     def remove(self, entry: RequestEntry, failed: bool = False) -> None:
         """Free the blocks of a request that ended or belongs to another scheduler. `sweep` takes it from its list."""
@@ -162,14 +168,14 @@ class RequestQueues:
                     return
 
     def admit_guests(self) -> list[RequestEntry]:
-        """If places are short, let requests enter as guests, before all others, whose tenant has at least two places
-        less than the one with the most. If the batch is full, the last request of the latter is paused for each of
-        them. Returns the guests.
+        """If places are short, or the time for prompts was in the iteration before, let requests enter as guests,
+        before all others, whose tenant has at least two places less than the one with the most. If the batch is full,
+        the last request of the latter is paused for each of them. Returns the guests.
         """
         guests: list[RequestEntry] = []
         waiting = [entry for entry in self.waiting if not entry.is_line]
         running = Counter(entry.tenant for entry in self.running if not entry.is_line)
-        if len(self.running) + len(waiting) <= self._places:
+        if not self.left and len(self.running) + len(waiting) <= self._places:
             return guests
         for guest in [entry for entry in waiting if not entry.num_in_flight]:
             most = max(running.values(), default=0)
@@ -183,10 +189,19 @@ class RequestQueues:
             if self.full:
                 self._pause(last)
                 running[last.tenant] -= 1
-            self.admit(guest)
             running[guest.tenant] += 1
-            guests.append(guest)
+            if self.admit(guest):
+                guests.append(guest)
         return guests
+
+    def makes_way(self, guests: list[RequestEntry]) -> str | None:
+        """Return the tenant whose requests wait in the iteration in which prompts of `guests` start: the one with the
+        most places, if none of the guests' tenants has as many."""
+        if all(guest.output for guest in guests):
+            return None
+        held = Counter(entry.tenant for entry in self.running)
+        tenant, most = held.most_common(1)[0]
+        return None if any(held[guest.tenant] == most for guest in guests) else tenant
 
     def make_fit(self, entry: RequestEntry) -> bool:
         """Return whether the request may start or continue beside the running ones. Lines of batches are preempted for

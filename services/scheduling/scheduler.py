@@ -39,7 +39,8 @@ from services.text import TextTables
 
 LONG = 0.03  # seconds of an iteration from which on an exchange before its end is worth its processor time
 AHEAD, MARGIN = 0.005, 0.05  # how long before the estimated end it begins: seconds, and a share of the iteration
-MIXED = 10.0  # seconds since the last change of tenants between two claims, for which tenants count as sharing
+MIXED = 10.0  # seconds since the last change of tenants between two claims, for which tenants count as sharing;
+# and since the last claim of a tenant with few requests here, for which iterations are brief
 
 
 class Scheduler:
@@ -84,6 +85,7 @@ class Scheduler:
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues, and those that wait for an adapter
         self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
+        self._few_at = -inf  # the last claim of a tenant with few requests here
         self._tenant, self._mixed_at = "", -inf  # of the last claim; when it was another one's than that before
         self._step = self._finished = 0  # the last iterations that were selected, and that have a result
 
@@ -113,6 +115,8 @@ class Scheduler:
 
     def _enter(self, entry: RequestEntry) -> None:
         self._queues.add(entry)
+        if self._queues.has_few(entry):
+            self._few_at = self._now()
         self._kv.keep_cached(entry)
 
     def _salt(self, claim: Claim) -> str:
@@ -199,6 +203,7 @@ class Scheduler:
             self._enter(entry)
         batch, closed = InFlight(self._step + 1), self._closed()
         self._kv.step = batch.step
+        self._budget.brief = self._now() <= self._few_at + MIXED
         if not closed:
             self._queues.hold_lines(self._now())
         self._builder.fill(batch, closed, nothing_in_flight=not self._in_flight)

@@ -17,7 +17,7 @@ from load.curves import Curve, Point, sweep
 from load.in_process import LocalPool, Served, Setup
 from load.recording import BATCH, SCHEDULERS, example, file_of
 from load.simulation import __main__ as simulate
-from load.simulation import drafts, paper, plan
+from load.simulation import drafts, neighbours, paper, plan
 from load.simulation.cost import TABLE_1, IterationTime, Partition
 from load.simulation.engine import VirtualEngine
 from load.simulation.faster_transformer import batch_seconds, largest_batch, serve
@@ -170,6 +170,11 @@ def test_beside_other_tenants_a_request_starts_in_the_iteration_after_its_arriva
             return (await asyncio.gather(*asked))[2:]
 
     assert run_in_virtual_time(main()) == pytest.approx(ends), "the last one comes too late for it"
+
+
+def test_a_tenant_beside_a_flood_waits_for_twice_as_long_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "PACED", 15)
+    assert neighbours.beside(800)["median"] < 2 * neighbours.beside(0)["median"]
 
 
 def test_a_batch_is_fixed_under_request_level_scheduling() -> None:

@@ -11,7 +11,7 @@ import pytest
 from services.messages import Claim, Iteration
 from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
-from services.scheduling import Knobs
+from services.scheduling import Knobs, WarmUpTime
 from tests.services.scheduling.scripted import EOS, claim, scripted
 
 
@@ -169,7 +169,50 @@ def test_a_guest_enters_before_requests_of_others_that_were_claimed_for_free_pla
     s.step()
     s.scheduler.add([of("flood", "a4", 4), of("b", "b1", 9)])
     s.step()
+    assert list(s.batch) == ["b1"]
+    s.step()
     assert list(s.batch) == ["a1", "a2", "b1"]
+
+
+def test_the_tenant_with_the_most_places_waits_while_guests_start() -> None:
+    s = scripted(batch=5)
+    s.scheduler.add([of("flood", f"a{i}", i) for i in range(4)] + [of("c", "c1", 5)])
+    s.step()
+    s.scheduler.add([of("b", "b1", 9)])
+    s.step()
+    assert list(s.batch) == ["c1", "b1"]
+    s.step()
+    assert list(s.batch) == ["a0", "a1", "a2", "c1", "b1"]
+
+
+def test_a_guest_enters_while_the_time_for_prompts_is_short_although_places_are_not() -> None:
+    s = scripted(knobs=Knobs(8, token_budget=8))
+    s.scheduler.add([of("flood", f"a{i}", i, prompt=7) for i in range(5)])
+    for _ in range(3):
+        s.step()
+    s.scheduler.add([of("b", "b1", 9)])
+    s.step()
+    assert list(s.batch) == ["b1"]
+
+
+def tokens_beside(tenants: str) -> int:
+    """Return the tokens of an iteration on an engine that takes 1 ms for each, after a prompt of each of `tenants`."""
+    knobs = Knobs(32, tbt_target=0.18, stretch_target=True, admission="on_demand")
+    s = scripted(blocks=1000, knobs=knobs, warm_up=WarmUpTime(100, 0.1))
+    for i, tenant in enumerate(tenants):
+        s.scheduler.add([of(tenant, str(i), i, prompt=100)])
+    for _ in range(4):
+        assert s.select()
+        s.finish(elapsed=0.001 * sum(s.batch.values()))
+    return sum(s.batch.values())
+
+
+@pytest.mark.parametrize(
+    ("tenants", "brief"), [("a" * 9, False), ("ab" * 4, False), ("aaaaaaaab", True), ("abcdefgh", False)]
+)
+def test_prompts_have_less_time_while_a_tenant_with_few_requests_may_come(tenants: str, brief: bool) -> None:
+    tokens = tokens_beside(tenants)
+    assert (tokens < 150) is brief, tokens
 
 
 def test_prompts_of_others_wait_while_guests_start_but_not_twice_in_a_row() -> None:
@@ -178,7 +221,7 @@ def test_prompts_of_others_wait_while_guests_start_but_not_twice_in_a_row() -> N
     s.step()
     s.scheduler.add([of("flood", "a5", 5), of("flood", "a6", 6), of("b", "b1", 9, new=1)])
     s.step()
-    assert list(s.batch) == ["a1", "a2", "b1"], "a place stays free"
+    assert list(s.batch) == ["b1"], "a place stays free"
     s.scheduler.add([of("c", "c1", 10), of("flood", "a7", 7)])
     s.step()
     assert list(s.batch) == ["a1", "a2", "c1", "a5"]
