@@ -29,14 +29,16 @@ FAST := $(addprefix tests/,services/loop services/scheduling services/settings s
 BIN := .venv/bin
 PREBUILT := services/engine/backends/cpu/prebuilt
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
-# uv reads no settings of pip's: it is told those of indexes, and looks at all of them as pip does. The last value counts: that
-# of the environment (`:env:`), before it that of pip's section `install`, then that of `global`
-INDEXES = $(shell $(BIN)/pip config list | sed 's/^:env:/~/' | LC_ALL=C sort | sed -n -E 's/\\n/ /g; s/^(global|install|~)\./@/; \
+# uv reads no settings of pip's: it is told those of indexes, constraints and the network, and looks at all indexes as pip
+# does. The last value counts: that of the environment (`:env:`), before it that of pip's section `install`, then that of `global`
+PIPS = $(shell $(BIN)/pip config list | sed 's/^:env:/~/' | LC_ALL=C sort | sed -n -E 's/\\n/ /g; s/^(global|install|~)\./@/; \
 	s/^@index-url=/UV_INDEX_URL=/p; s/^@extra-index-url=/UV_INDEX=/p; s/^@no-index=/UV_OFFLINE=/p; s/^@find-links=/UV_FIND_LINKS=/; \
-	/^UV_FIND_LINKS=/ { s/=(.) /=\1/; s/ +/,/g; p; }')
-UV = env UV_INDEX_STRATEGY=unsafe-best-match $(INDEXES) $(BIN)/uv pip install
+	/^UV_FIND_LINKS=/ { s/=(.) /=\1/; s/ +/,/g; p; }; s/^@constraint=(.) ?/UV_CONSTRAINT=\1constraints.txt /p; \
+	s/^@cert=/SSL_CERT_FILE=/p; s/^@client-cert=/SSL_CLIENT_CERT=/p; s/^@trusted-host=/UV_INSECURE_HOST=/p; \
+	s/^@proxy=(.*)/HTTP_PROXY=\1 HTTPS_PROXY=\1/p')
+UV = env UV_INDEX_STRATEGY=unsafe-best-match UV_CONSTRAINT=constraints.txt $(PIPS) $(BIN)/uv pip install
 # uv takes a tenth of pip's time; pip where uv cannot be had, or does not reach what pip reaches
-install = @test -x $(BIN)/uv && $(UV) --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
+install = @test -x $(BIN)/uv && $(UV) --python $(BIN)/python $(1) || $(PIP) $(1)
 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
@@ -75,7 +77,7 @@ test-lowest: .lowest/installed
 
 .lowest/installed: .venv/python pyproject.toml
 	$(PYTHON) -m venv .lowest
-	@$(UV) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --python .lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	@$(UV) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --python .lowest/bin/python --constraint /dev/null --resolution lowest-direct --editable '.[dev]'
 	@touch $@
 
 chaos: .venv/test

@@ -21,6 +21,15 @@ find-links =
     /wheels
     /more
 no-index = true
+constraint =
+    /pins.txt
+    /more.txt
+cert = /ca.pem
+client-cert = /own.pem
+proxy = http://proxy.example:3128
+trusted-host =
+    one.example
+    two.example:8443
 [install]
 index-url = https://install.example/simple
 [download]
@@ -30,7 +39,7 @@ index-url = https://download.example/simple
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("given", ["", "https://user:pa$$w%3Dord@env.example/simple"])
-def test_uv_gets_pips_settings_of_indexes(tmp_path: Path, given: str) -> None:
+def test_uv_gets_pips_settings(tmp_path: Path, given: str) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(CONFIG)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
@@ -38,9 +47,13 @@ def test_uv_gets_pips_settings_of_indexes(tmp_path: Path, given: str) -> None:
     show = "show: ; @$(subst $(BIN)/uv pip install,env,$(UV))"
     command = ["make", "--no-print-directory", f"--eval={show}", "show"]
     told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    found = dict(line.split("=", 1) for line in told.splitlines() if line.startswith("UV_"))
+    found = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
     assert found["UV_INDEX_URL"] == (given or "https://install.example/simple")
     assert found["UV_INDEX"].split() == ["https://one.example/simple", "https://two.example/simple"]
     assert found["UV_FIND_LINKS"] == "/wheels,/more"
     assert found["UV_OFFLINE"] == "true"
+    assert found["UV_CONSTRAINT"] == "constraints.txt /pins.txt /more.txt"
+    assert (found["SSL_CERT_FILE"], found["SSL_CLIENT_CERT"]) == ("/ca.pem", "/own.pem")
+    assert found["HTTP_PROXY"] == found["HTTPS_PROXY"] == "http://proxy.example:3128"
+    assert found["UV_INSECURE_HOST"].split() == ["one.example", "two.example:8443"]
     assert "UV_DEFAULT_INDEX" not in found  # would count for more than --index-url, which names that of torch
