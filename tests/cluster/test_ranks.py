@@ -19,7 +19,8 @@ from load.over_http import run_over_http
 from load.server import OrcaServer, until
 from load.trace import Request
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+# one rank of an added model is killed in test_several_models.py
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
 
 LENGTH = 200  # tokens
 PATIENCE = 120.0  # seconds
@@ -62,20 +63,13 @@ def server(
         assert server.end() == 0
 
 
-async def test_tokens_are_those_of_one_process(
-    server: OrcaServer, requests: list[Request], expected: list[list[int]]
-) -> None:
-    run = await run_over_http(server.url, requests)
-    assert run.outputs == expected
-
-
 @pytest.mark.chaos
 async def test_a_rank_stands_still_and_the_scheduler_dies(
     server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
     """The next owner does not wait for ranks that wait for the stopped one. All that had weights are killed."""
     server.until_spares()
-    before, stopped = set(server.pids(ENGINE)), another_rank(server)
+    before, stopped = set(server.pids(ENGINE)), another_rank(server, server.engine())
     made = server.metrics()["vllm:generation_tokens_total"]
     under_way = asyncio.create_task(run_over_http(server.url, many))
     await until_tokens(server, made + LENGTH)
@@ -88,12 +82,10 @@ async def test_a_rank_stands_still_and_the_scheduler_dies(
     server.until_spares()
 
 
-# the death of the first rank is noticed like that of an engine of one process, see `test_faults.py`
-@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.full), False])
-async def test_a_rank_is_killed_under_load(
-    server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
+async def test_the_first_rank_is_killed_under_load(
+    server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
-    await hurt_under_load(server, signal.SIGKILL, first, many, expected)
+    await hurt_under_load(server, signal.SIGKILL, True, many, expected)
 
 
 @pytest.mark.chaos
@@ -116,7 +108,7 @@ async def hurt_under_load(
     under_way = asyncio.create_task(run_over_http(server.url, many))
     await until_tokens(server, made + LENGTH)
     assert not under_way.done()
-    os.kill(server.engine() if first else another_rank(server), how)
+    os.kill(server.engine() if first else another_rank(server, server.engine()), how)
     run = await under_way
     assert run.outputs == expected * ROUNDS
     await until(lambda: server.metrics().get("orca:engine_losses_total") == losses + 1, PATIENCE)
@@ -141,10 +133,9 @@ async def until_tokens(server: OrcaServer, count: float) -> None:
     await until(lambda: server.metrics()["vllm:generation_tokens_total"] >= count, PATIENCE, every=0.02)
 
 
-def another_rank(server: OrcaServer) -> int:
-    """A rank that is connected to rank 0; spares are not connected."""
-    first, engines = server.engine(), server.pids(ENGINE)
-    return next(pid for pid in engines if pid != first and "gloo_tcp_loop" in threads(pid))
+def another_rank(server: OrcaServer, first: int) -> int:
+    """A rank that is connected to rank 0, which is `first`; spares and engines of one rank are not connected."""
+    return next(pid for pid in server.pids(ENGINE) if pid != first and "gloo_tcp_loop" in threads(pid))
 
 
 def threads(pid: int) -> set[str]:
