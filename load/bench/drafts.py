@@ -89,8 +89,8 @@ class Ran:
 
 def drafts(bench: Bench) -> PartResult:
     """Tokens per second with drafts, as multiples of those without. Outputs must be equal."""
-    engine, rows = bench.engine, []
-    if not engine.figures.verifies_drafts:
+    rows = list[list[Any]]()
+    if not bench.engine.figures.verifies_drafts:
         return PartResult("This engine verifies no drafts.", [])
     cost, ends = CostModel(), frozenset[int]()
     if bench.folder:

@@ -15,7 +15,7 @@ from services.scheduling import Knobs
 
 HELP = "what drafts gain"
 STREAMS, SHARES = (1, 8, 32), (0.0, 0.5, 0.9, 1.0)
-ENGINES = {"13B on one A100": TABLE_1["13B"], "A small model on two cores": PerToken(0.0075, 0.00125)}
+ENGINES: dict[str, Cost] = {"13B on one A100": TABLE_1["13B"], "A small model on two cores": PerToken(0.0075, 0.00125)}
 PROMPT, OUTPUT, MOST = 128, 256, 16  # tokens of a request, and of a draft
 
 
