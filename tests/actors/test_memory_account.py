@@ -91,6 +91,19 @@ def test_a_wish_makes_an_idle_engine_leave_and_is_then_fulfilled(tmp_path: Path,
     start("engine-a", "a", 6)
 
 
+def test_nobody_makes_room_for_an_engine_that_has_stopped_asking(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = account(tmp_path)
+    assert own.take(6)
+    assert not own.leaves()
+    start("engine-a", "a", 6, took=False)
+    assert own.leaves()
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 4.0)
+    assert not own.leaves()
+
+
 def test_an_engine_is_busy_as_long_as_its_iteration_takes(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
