@@ -142,7 +142,7 @@ class CpuDecoder(RankDecoder):
 
     def _read(self, rows: torch.Tensor | PackedMatrix, ids: Numbers) -> torch.Tensor:
         if isinstance(rows, torch.Tensor):
-            return rows[torch.from_numpy(ids)]
+            return rows.index_select(0, torch.from_numpy(ids))
         found = torch.empty(len(ids), rows.inputs)
         matrix, at = ctypes.byref(rows.struct()), ctypes.c_void_p(_address(ids))
         self._library.orca_read_outputs(matrix, at, len(ids), self._packed.threads, _pointer(found))
