@@ -114,7 +114,7 @@ class EngineLoop:
     def give_way(self) -> None:
         """Make `run` return soon, with `level` COLD: the engine has to make room for another one. Nothing is claimed
         any more, and the earliest request that runs gets one more token before: else one whose prompt takes longer than
-        each turn would never get one."""
+        each turn would never get one. If it has to wait for others, the earliest of these does."""
         self._gives_way = True
         self._session.wake()
 
@@ -218,7 +218,7 @@ class EngineLoop:
 
     def _owes(self) -> bool:
         """Return whether a request has to get a token before the engine makes room."""
-        if self._owed is None:
+        if self._owed is None or (self._owed not in self.in_flight and self._scheduler.find(self._owed)):
             self._owed = next((id for id in self._scheduler.held() if id in self.in_flight), "")
         return bool(self._owed and self._scheduler.find(self._owed))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from services.errors import ModelError
 from services.models.json_file import read_json
@@ -46,6 +47,15 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"{index} is no index of weights: it has no weight_map from tensors to files")
     return names
+
+
+def text_tensors(config: Mapping[str, Any], names: Collection[str]) -> Collection[str]:
+    """Those of the tensors with these names that the text model of `config` may have: all, unless it is a part of a
+    model that reads pictures or sounds too."""
+    if config.keys().isdisjoint(("vision_config", "audio_config")):
+        return names
+    own = [name for name in names if _TEXT_PART.match(name)] or [name for name in names if name.startswith("model.")]
+    return [*own, *(name for name in names if name.startswith("lm_head."))] if own else names
 
 
 def text_name(name: str) -> str:

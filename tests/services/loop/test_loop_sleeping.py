@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
+from load.reference.pool import ReferencePool
+from services.loop.clock import RealClock
+from services.messages import NewSequence, Submission
 from services.overview import SleepLevel
+from services.pool.limits import Limits
+from services.requests import SamplingParams
 from services.scheduling import Knobs
 from services.sleep import SleepRule
 from tests.services.loop.world import BLOCK, WORD, World, begun, now, stop, virtual
@@ -104,6 +109,24 @@ async def test_an_engine_that_makes_room_claims_nothing_and_keeps_its_tokens() -
     assert len(tokens) == sum(id in batch for batch in world.engine.batches())
     assert not end
     assert await world.read(later) == ([], None)
+
+
+@virtual
+async def test_an_engine_makes_room_although_its_earliest_request_waits_for_others() -> None:
+    """One of an earlier class takes its blocks before its prompt is computed, and then runs for 100 s."""
+    knobs = Knobs(2, token_budget=9, tbt_target=1.0, stretch_target=True, admission="on_demand", order="priority")
+    world = World(knobs=knobs, blocks=2000 // BLOCK + 6)
+    world.pool = world.connection.pool = ReferencePool(RealClock(), Limits(order="priority"))
+    loop = await world.run()
+    for name, prompt, new, priority in (("late", 2000, 50, 5), ("early", 1, 1000, 0)):
+        sequence = NewSequence(f"{name}/0", [WORD] * prompt, SamplingParams(new))
+        await world.pool.submit(Submission(name, "g", [sequence], priority=priority))
+        await asyncio.sleep(2.0)
+    world.loop.give_way()
+    await asyncio.wait_for(loop, 60.0)
+    assert "late/0" not in world.engine.batches()[-1]
+    assert not (await world.read("late/0"))[0]
+    assert not (await world.read("early/0"))[1]
 
 
 @virtual

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
+from tiny_wholes import make_whole
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
@@ -29,6 +32,17 @@ def test_an_engine_takes_about_what_was_computed(family: str, values: dict[str, 
     settings = EngineSettings(device="cpu", dtype="float32", threads=1, **{"kv_blocks": 64} | values)  # type: ignore[arg-type]
     computed = needed(model, settings, 2 * GIB) - settings.beside_model
     engine = Engine.load(model, settings)
+    assert 0.9 * engine.memory < computed < 1.2 * engine.memory
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_the_part_of_a_model_that_reads_pictures_takes_nothing(kind: str, tmp_path: Path) -> None:
+    folder = make_whole(tmp_path, kind)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"vision_tower.large": torch.zeros(1 << 22)}, folder / "model.safetensors", {"format": "pt"})
+    settings = EngineSettings(device="cpu", dtype="float32", threads=1, kv_blocks=64)
+    computed = needed(folder, settings, 2 * GIB) - settings.beside_model
+    engine = Engine.load(folder, settings)
     assert 0.9 * engine.memory < computed < 1.2 * engine.memory
 
 
