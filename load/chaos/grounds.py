@@ -148,6 +148,7 @@ class Ground(ABC):
     faults: dict[str, Fault]
     site: Site
     keys: Sequence[str] = ()
+    kept: Sequence[Path] = ()  # folders of the pool's servers whose whole append-only files are read
 
     def __init__(self, options: ChaosOptions) -> None:
         self.options, self.data = options, options.folder / "data"
@@ -203,6 +204,7 @@ class OwnPool(Ground):
 
     def _serve(self, flags: Sequence[str], port: int = 0) -> OrcaServer:
         server = super()._serve(flags, port)
+        self.kept = [self.data]
         keep_history(self.data)
         return server
 
@@ -238,8 +240,9 @@ class Shards(Ground):
         self._servers = await exits.enter_async_context(
             pool_servers(self.options.folder, self.options.shards, "strict")
         )
-        for server in self._servers:
-            keep_history(server.data_dir)
+        self.kept = [server.data_dir for server in self._servers]
+        for folder in self.kept:
+            keep_history(folder)
         return ["--engines", str(self.options.shards), "--redis-url", urls_of(self._servers)]
 
     async def _kill(self, shard: int, _: Site) -> None:

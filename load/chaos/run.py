@@ -12,12 +12,14 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 
+import redis
+
 from load.chaos import history
 from load.chaos.checker import Circumstances, Verdict, check
 from load.chaos.faults import Fault, plan
 from load.chaos.grounds import ChaosOptions, Ground, History, Injection, by_model
 from load.chaos.planted import PLANTS, missed_plants
-from load.chaos.site import SCHEDULER, NoTarget, Site
+from load.chaos.site import SCHEDULER, NoTarget, Site, keep_history
 from load.chaos.streams import Outcome, Streams, recovery
 from load.chaos.workload import is_constrained
 from load.report import table
@@ -48,7 +50,7 @@ async def run(ground: Ground) -> bool:
 
             ground.site.poison = send_poison
             await streams.learn([one for each in kinds for one in each])
-            watching = asyncio.create_task(watch_schedulers(ground, seen))
+            watching = asyncio.gather(watch_schedulers(ground, seen), keep_histories(ground))
             injections = await under_load(ground, streams, kinds, draw)
         # requests without clients; what is left then is a violation
         await asyncio.to_thread(ground.site.server.until_idle, IDLE)
@@ -121,6 +123,16 @@ async def watch_schedulers(ground: Ground, seen: dict[int, float]) -> None:
         now = time.time()
         seen |= dict.fromkeys(await asyncio.to_thread(ground.site.server.pids, SCHEDULER), now)
         await asyncio.sleep(0.25)
+
+
+async def keep_histories(ground: Ground) -> None:
+    """Tell the pool's servers again and again to keep their files, until cancelled: one that was killed starts with
+    other settings, and would rewrite a file that has doubled since then."""
+    while True:
+        for folder in ground.kept:
+            with contextlib.suppress(redis.RedisError):
+                await asyncio.to_thread(keep_history, folder)
+        await asyncio.sleep(1.0)
 
 
 async def inject_faults(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from load.chaos import __main__ as command
 from load.chaos.aof import Transaction
@@ -17,11 +22,12 @@ from load.chaos.checker import Least, check
 from load.chaos.faults import FAULTS, Fault, plan
 from load.chaos.grounds import AskedModel, ChaosOptions, History, Injection, OwnPool, Shards, by_model, shards_of
 from load.chaos.history import Delivery, Done, End, Recorder, Submit, Violation, read
-from load.chaos.run import inject, inject_faults, print_results, run
-from load.chaos.site import NoTarget, Site
+from load.chaos.run import inject, inject_faults, keep_histories, print_results, run
+from load.chaos.site import NoTarget, Site, connect
 from load.chaos.streams import Outcome, Recovery, Streams, recovery
 from load.chaos.vectors import as_events
 from load.chaos.workload import difference, error_in, is_constrained, naming, poison, requests, vectors
+from load.server import pool_servers, until
 from load.trace import HttpRequest
 from services.client.sse import Call, Choice, StreamedAnswer
 
@@ -243,6 +249,24 @@ CALL = Call("c", "get_weather", '{"city": "paris", "days": 3}')
 def test_a_constrained_answer_is_checked_if_it_ended_by_itself(name: str, choice: Choice, error: str) -> None:
     found = error_in(CONSTRAINED[name], StreamedAnswer({0: choice}))
     assert error in found if error else not found
+
+
+async def test_a_server_that_was_killed_keeps_its_whole_file_again(tmp_path: Path) -> None:
+    ground = Shards(ChaosOptions(tmp_path))
+    async with pool_servers(tmp_path, 1) as (server,):
+
+        def keeps(pid: int | None) -> bool:
+            with suppress(redis.RedisError), connect(server.data_dir) as client:
+                kept = client.config_get("auto-aof-rewrite-percentage")["auto-aof-rewrite-percentage"]
+                return kept == "0" and client.info("server")["process_id"] != pid
+            return False
+
+        ground.kept = [server.data_dir]
+        keeping = asyncio.create_task(keep_histories(ground))
+        await until(lambda: keeps(None))
+        os.kill(killed := server.pid, signal.SIGKILL)
+        await until(lambda: keeps(killed))
+        keeping.cancel()
 
 
 @pytest.mark.chaos

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from services.live import recorder as recorder_module
 from services.messages import Commit, Iteration
-from services.scheduling import Knobs, Scheduler, WarmUpTime
+from services.scheduling import Knobs, Scheduler
+from services.scheduling.cost_model import CostModel
 from tests.services.live.watched import Watched, watched
 from tests.services.scheduling.scripted import EOS, WORD, Script, claim, scripted
 
@@ -300,7 +301,10 @@ def test_it_begins_in_the_middle_and_forgets_when_nobody_watches() -> None:
 
 
 def test_drafts_are_shown_with_how_many_of_their_tokens_were_right() -> None:
-    w = watched(knobs=Knobs(2, num_speculative_tokens=4), warm_up=WarmUpTime(8, 0.01))
+    cost = CostModel()
+    for tokens, seconds in ((1, 0.010), (8, 0.011)):
+        cost.finished(tokens, tokens, seconds)
+    w = watched(knobs=Knobs(2, num_speculative_tokens=4), cost=cost)
     w.script.scheduler.add([claim("a", 0, 8, 12)])
     while not w.ended:
         w.run()
