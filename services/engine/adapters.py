@@ -60,8 +60,7 @@ class Adapters:
     that were needed last stay."""
 
     def __init__(self, slots: AdapterSlots, read: Callable[[str], Adapter], most: int) -> None:
-        """`read` raises ValueError. `most`: bytes of those in memory; the last that is read ahead may exceed them, and
-        there are more only while requests have them."""
+        """`read` raises ValueError. `most`: bytes of those in memory; there are more only while requests have them."""
         self._slots, self._read, self._most = slots, read, most
         self._loaded: dict[str, int] = {}  # bytes by digest, the one that was needed longest ago first
         self._reading: dict[str, Future[int]] = {}  # those that no request has needed yet
@@ -88,16 +87,14 @@ class Adapters:
         return sum(part.a.nbytes + part.b.nbytes for part in adapter.parts.values())
 
     def read_ahead(self, digests: Collection[str]) -> list[str]:
-        """Begin to read the next of these adapters, if there are less than the most bytes, and forget what was read
-        ahead for nothing. Returns all that requests can have at once: those in memory, and those that cannot be read,
-        for which `need` says why."""
+        """Begin to read these adapters, and forget what was read ahead for nothing. Returns all that requests can have
+        at once: those in memory, and those that cannot be read, for which `need` says why."""
         for digest in [digest for digest, reading in self._reading.items() if digest not in digests and reading.done()]:
             if not self._reading.pop(digest).exception():
                 self._slots.drop(digest)
-        reads = not all(reading.done() for reading in self._reading.values())
-        absent = [digest for digest in digests if digest not in self._loaded and digest not in self._reading]
-        if absent and not reads and self._bytes < self._most:
-            self._reading[absent[0]] = self._reader.submit(self._put, absent[0])
+        for digest in digests:
+            if digest not in self._loaded and digest not in self._reading:
+                self._reading[digest] = self._reader.submit(self._put, digest)
         return [*self._loaded, *(digest for digest, reading in self._reading.items() if reading.done())]
 
     def drop(self, digest: str) -> None:
@@ -105,14 +102,8 @@ class Adapters:
         del self._loaded[digest]
         self._slots.drop(digest)
 
-    @property
-    def _bytes(self) -> int:
-        """Bytes of the adapters in memory, also of those that no request has needed yet."""
-        ahead = [each for each in self._reading.values() if each.done() and not each.exception()]
-        return sum(self._loaded.values()) + sum(each.result() for each in ahead)
-
     def shrink(self, needed: Collection[str]) -> None:
         """Forget adapters that are not `needed`, as long as there are too many bytes."""
         for digest in [digest for digest in self._loaded if digest not in needed]:
-            if self._bytes > self._most:
+            if sum(self._loaded.values()) > self._most:
                 self.drop(digest)
