@@ -24,7 +24,7 @@ from services.errors import ModelError
 from services.limits import free_memory
 from services.memory import FIRST, Memory, Share, Wish
 
-FRESH = 3.0  # seconds for which a wish counts that is not repeated: between two tries of an engine, or for ever
+FRESH = 6.0  # seconds for which a wish counts that is not repeated; engines repeat it every second or two
 ROOM = 512  # bytes of each entry, which are taken at first: later, the disk may be full
 GIB = 1 << 30
 LOCK, BYTES = "lock", "bytes"  # files beside those of the processes

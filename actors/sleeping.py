@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from actors.engine_client import Attachment, EngineClient
 from actors.engine_processes import EngineProcesses, reason_of
-from actors.seat import Seat, renew
+from actors.seat import POOL_PAUSE, Seat, renew
 from services.background import keep_running, start
 from services.errors import EngineLost, ModelError, NoRoom, NotWanted, PoolUnavailable, StaleEpoch
 from services.messages import Commit, End, EngineFigures, Exchange, Room
@@ -99,8 +99,8 @@ class Sleeper:
                     async with asyncio.timeout(2 * self.lease / 3):
                         await self.pool.wait_bell(self.seat.name, self.lease / 3)
             except PoolUnavailable as error:
-                log.warning("%s: waiting for the pool: %s", self.seat.name, error)
-                await asyncio.sleep(self.lease / 3)
+                log.debug("%s: waiting for the pool: %s", self.seat.name, error)
+                await asyncio.sleep(POOL_PAUSE)
 
     async def _is_needed(self) -> bool:
         """Renew the lease, ask for the bell, and return whether the engine is to wake up."""

@@ -50,8 +50,8 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def text_tensors(config: Mapping[str, Any], names: Collection[str]) -> Collection[str]:
-    """Those of the tensors with these names that the text model of `config` may have: all, unless it is a part of a
-    model that reads pictures or sounds too."""
+    """Return which of these tensors the text model of `config` may have: all, unless it is a part of a model that reads
+    pictures or sounds too."""
     if config.keys().isdisjoint(("vision_config", "audio_config")):
         return names
     own = [name for name in names if _TEXT_PART.match(name)] or [name for name in names if name.startswith("model.")]

@@ -100,7 +100,7 @@ def test_nobody_makes_room_for_an_engine_that_has_stopped_asking(
     start("engine-a", "a", 6, took=False)
     assert own.leaves()
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + 4.0)
+    monkeypatch.setattr(time, "monotonic", lambda: began + 7.0)
     assert not own.leaves()
 
 
