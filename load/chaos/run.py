@@ -50,12 +50,13 @@ async def run(ground: Ground) -> bool:
 
             ground.site.poison = send_poison
             await streams.learn([one for each in kinds for one in each])
-            watching = asyncio.gather(watch_schedulers(ground, seen), keep_histories(ground))
+            watching = [asyncio.create_task(each) for each in (watch_schedulers(ground, seen), keep_histories(ground))]
             injections = await under_load(ground, streams, kinds, draw)
         # requests without clients; what is left then is a violation
         await asyncio.to_thread(ground.site.server.until_idle, IDLE)
         counted = await asyncio.to_thread(ground.site.server.metrics)
-        watching.cancel()
+        for task in watching:
+            task.cancel()
     records = list(history.read(clients))
     histories = ground.histories(records, [injection for injection in injections if not injection.skipped])
     histories = [own for history in histories for own in by_model(history)]
