@@ -118,7 +118,7 @@ class BatchBuilder:
                 queues.preempt_for_first()
                 guests = queues.admit_guests()
             self._guests = [] if self._guests else guests  # not twice in a row: other prompts get on
-            self._budget.brief &= not self._guests  # their prompts are what it is brief for
+            self._budget.brief &= not self._guests  # an iteration in which guests start has the usual time
             self._makes_way = queues.makes_way(self._guests)
             decodes = self._put_running(batch, alone=closed or suspect is not None)
             if not closed and not self._guests:

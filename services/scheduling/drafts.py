@@ -41,8 +41,8 @@ class Drafter:
         A guess that is right saves a decode: its own cost, and its share of what every iteration costs. It is expected
         to be right if all before it are, and if it is. Guesses are taken in the order of their gain.
 
-        Where a guess would gain if it were sure, but is expected not to, it is tried now and then, as a draft of one
-        token: else nothing would be learned of what drafts no more, or never did.
+        Where a guess would gain if it were sure to be right, but is not expected to, a draft of one token is tried now
+        and then. Otherwise nothing would be learned of requests that have no drafts.
         """
         found = [(entry, self.of(entry), draft) for entry in decodes if (draft := self._find(entry))]
         if not found or not self._cost.knows_tokens:
