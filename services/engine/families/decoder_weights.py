@@ -137,11 +137,6 @@ class DecoderWeights(ABC):
     # What backends read.
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of the checkpoint that were read so far."""
-        return self._tensors.bytes_read
-
-    @property
     def stored(self) -> torch.dtype:
         """The dtype of the weights in the checkpoint, by the embedding's."""
         return self._read(self.embedding_name, rows=(0, 1)).dtype

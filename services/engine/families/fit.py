@@ -125,10 +125,6 @@ class Fitted:
         self._ignored = frozenset(fit.ignored)
 
     @property
-    def bytes_read(self) -> int:
-        return self._tensors.bytes_read
-
-    @property
     def groups(self) -> dict[str, GroupFormat]:
         stored = self._tensors.groups
         return stored | {name: stored[own] for name, own in self._stored.items() if own in stored}

@@ -51,10 +51,6 @@ class _Rows:
             self._rank += len(part.a)
 
     @property
-    def bytes_read(self) -> int:
-        return self._base.bytes_read
-
-    @property
     def groups(self) -> dict[str, GroupFormat]:
         return {}
 

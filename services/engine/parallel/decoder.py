@@ -50,7 +50,6 @@ class RankDecoder(ABC):
     weight_dtype: torch.dtype
     weight_bytes: float
     cache_dtype: torch.dtype
-    bytes_read: int  # of the checkpoint
     as_stored: Mapping[str, bool]
     memory: int
     reads_past_end = True

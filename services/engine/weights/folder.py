@@ -125,10 +125,6 @@ class QuantizedCheckpoint:
         self._experts[stem + own] = singles
 
     @property
-    def bytes_read(self) -> int:
-        return self._stored.bytes_read
-
-    @property
     def groups(self) -> dict[str, GroupFormat]:
         found = self._found if self._as_stored else {}
         return {name: groups for name, groups in found.items() if not isinstance(groups, str)}

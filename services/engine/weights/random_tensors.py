@@ -71,7 +71,6 @@ class RandomTensors:
         for experts in self._experts.values():
             self._shapes |= {name: experts.shape for names in experts.names for name in names}
             self.groups |= experts.groups
-        self.bytes_read = 0
 
     @property
     def names(self) -> list[str]:
@@ -92,12 +91,9 @@ class RandomTensors:
         if name in self.groups:
             return quantize(self._draw(name, shape), self.groups[name]).part(rows, columns)
         if len(shape) == 3:  # matrices of experts, which are read one at a time
-            part = torch.stack([self._expert(name, i) for i in range(*rows or (0, shape[0]))])
-        else:
-            drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
-            part = drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
-        self.bytes_read += part.nbytes
-        return part
+            return torch.stack([self._expert(name, i) for i in range(*rows or (0, shape[0]))])
+        drawn = self._draw(name, shape) + self._norms.get(name, 0.0)
+        return drawn[:, slice(*columns)] if columns else drawn[slice(*rows)] if rows else drawn
 
     def _expert(self, name: str, index: int) -> torch.Tensor:
         """One matrix of a tensor of experts."""

@@ -21,10 +21,7 @@ from services.models.weights_files import weights_files
 
 
 class Tensors(Protocol):
-    """Tensors by name. `bytes_read` counts what was asked for so far."""
-
-    @property
-    def bytes_read(self) -> int: ...
+    """Tensors by name."""
 
     @property
     def groups(self) -> dict[str, GroupFormat]:
@@ -59,7 +56,6 @@ class Checkpoint:
         names: dict[str, Path] = {}
         for file in files:
             names |= dict.fromkeys(_open(file).keys(), file)
-        self.bytes_read = 0
         self.quantization = Quantization()  # of the blocks
         self._as_stored = as_stored
         self._files = names
@@ -86,11 +82,9 @@ class Checkpoint:
         if name in self._kinds:
             return self._blocks(name, rows, columns).dequantize()
         if name in self._places:
-            tensor = self._mapped.rows(self._places[name], rows)[:, slice(*columns or (None,))]
-        else:
-            part = self._slice(name)
-            tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
-        self.bytes_read += tensor.nbytes
+            return self._mapped.rows(self._places[name], rows)[:, slice(*columns or (None,))]
+        part = self._slice(name)
+        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[...]
         return tensor
 
     def weight(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> Weight:
@@ -110,7 +104,6 @@ class Checkpoint:
     def _blocks(self, name: str, rows: RowRange | None, columns: RowRange | None) -> QuantizedWeight:
         """These outputs, or these inputs, of a weight in blocks. For inputs, whole rows of blocks are read."""
         stored = self._mapped.rows(self._places[name], rows)
-        self.bytes_read += stored.nbytes
         return read_blocks(self._kinds[name], stored).part(columns=columns)
 
     def _slice(self, name: str) -> Any:

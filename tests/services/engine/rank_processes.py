@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -17,6 +19,7 @@ from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.process_groups import open_meeting
 from services.engine.settings import EngineSettings
+from services.engine.weights.tensors import Checkpoint
 from services.messages import EngineFigures, Iteration, IterationResult
 
 Make = Callable[[Path, EngineSettings, Layout], Any]  # of a rank's engine, by name of a module's function
@@ -110,6 +113,20 @@ class RankProcesses:
         return answer
 
 
+@contextmanager
+def counted_bytes() -> Iterator[list[int]]:
+    """The bytes of each tensor, or part of one, that is read from a checkpoint within."""
+    read, counts = Checkpoint.read, list[int]()
+
+    def counting(self: Checkpoint, *arguments: Any, **named: Any) -> torch.Tensor:
+        tensor = read(self, *arguments, **named)
+        counts.append(tensor.nbytes)
+        return tensor
+
+    with patch.object(Checkpoint, "read", counting):
+        yield counts
+
+
 def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
     """On CUDA each rank sees only its own GPU, as under Ray."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -127,8 +144,9 @@ def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layo
     engine: Any = None
     links = None
     try:
-        engine = make(folder, settings, layout)
-        pipe.send(engine.decoder.bytes_read)
+        with counted_bytes() as read:
+            engine = make(folder, settings, layout)
+        pipe.send(sum(read))
         while True:
             what, arguments = pipe.recv()
             try:

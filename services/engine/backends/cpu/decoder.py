@@ -84,7 +84,6 @@ class CpuDecoder(RankDecoder):
         self._second = packed.second
         self._embedding_scale = packed.served_scale(part.embedding_scale)
         self._x, self._logits, self._layer_inputs = ReusedBuffer(), ReusedBuffer(), ReusedBuffer()
-        self.bytes_read = packed.bytes_read
         self.as_stored: Mapping[str, bool] = packed.as_stored
         self.memory = tensor_bytes(packed)
 

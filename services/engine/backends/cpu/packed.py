@@ -248,7 +248,6 @@ class PackedModel:
     embedding: PackedTable | None  # on the first stage
     positions: PackedTable | None  # on the first stage, of a model that learns them
     inputs: PackedInputsOfLayers | None
-    bytes_read: int  # of the checkpoint
     second: torch.Tensor | None  # [hidden], what tokens of the second text of a pair get besides
     as_stored: dict[str, bool]  # by a weight's name in the checkpoint: whether it is kept as it is stored
 

@@ -90,7 +90,6 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         if layout.is_first and not part.rotary
         else None,
         inputs=packer.inputs_of_layers(weights.inputs_of_layers()) if part.layer_inputs else None,
-        bytes_read=weights.bytes_read,
         second=weights.second_text(),
         as_stored=packer.as_stored,
     )

@@ -47,7 +47,6 @@ class CudaDecoder(RankDecoder):
         ]
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
         self._longest = setup.max_model_len
-        self.bytes_read = setup.weights.bytes_read
         self.as_stored: Mapping[str, bool] = self.kernels.as_stored
         self.memory = self.kernels.memory
         if setup.device.type == "cuda":

@@ -42,7 +42,7 @@ def test_a_tensor_is_the_same_in_parts(tmp_path: Path) -> None:
     tensors = RandomTensors(config, torch.float32, CPU)
     name = "model.layers.0.mlp.down_proj.weight"
     whole = tensors.read(name)
-    assert tensors.bytes_read == whole.nbytes == 64 * 128 * 4
+    assert whole.nbytes == 64 * 128 * 4
     assert torch.equal(tensors.read(name, rows=(3, 9)), whole[3:9])
     assert torch.equal(tensors.read(name, columns=(3, 9)), whole[:, 3:9])
     assert tensors.rows(name) == 64
