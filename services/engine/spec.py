@@ -94,7 +94,7 @@ class DecoderSpec:
     gate x but at most the limit, and u is up x between the limit and its negative.
     """
 
-    family: str  # a key of registry.FAMILIES
+    family: str  # transformers' `model_type`, a key of registry.FAMILIES or ENCODERS
     layers: int
     hidden: int
     heads: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from services.engine.families.decoder_weights import DecoderWeights, LayerWeights, Table
-from services.engine.families.llama import ACTIVATIONS
+from services.engine.families.llama import ACTIVATIONS, sizes_of
 from services.engine.parallel.layout import Partition
 from services.engine.spec import Activation, DecoderSpec
 from services.engine.weights.tensors import Tensors
@@ -37,16 +38,8 @@ class Bert(DecoderWeights):
         positions = getattr(config, "position_embedding_type", "absolute")
         if activation is None or positions not in ("absolute", None):
             return None
-        return DecoderSpec(
-            family=config.model_type,
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_attention_heads,
-            head_dim=config.hidden_size // config.num_attention_heads,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-            epsilon=config.layer_norm_eps,
+        return replace(
+            sizes_of(config),
             layer_norm=True,
             gated=False,
             activation=activation,

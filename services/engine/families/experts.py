@@ -154,7 +154,7 @@ def with_experts(config: Any, intermediate: int, normalised: bool, layers: tuple
     if spec is None:
         return None
     experts = ExpertsSpec(config.num_experts, config.num_experts_per_tok, intermediate, normalised, layers)
-    return replace(spec, family=config.model_type, experts=experts)
+    return replace(spec, experts=experts)
 
 
 class Dots1(Experts):
@@ -196,7 +196,7 @@ class Ernie45Moe(Experts):
             layers=tuple(first <= i <= last and (i + 1) % step == 0 for i in range(config.num_hidden_layers)),
             shared=config.moe_intermediate_size * config.moe_num_shared_experts,
         )
-        return spec and replace(spec, family=config.model_type, experts=experts)
+        return spec and replace(spec, experts=experts)
 
 
 def _with_sigmoids(spec: DecoderSpec | None, config: Any) -> DecoderSpec | None:
@@ -212,4 +212,4 @@ def _with_sigmoids(spec: DecoderSpec | None, config: Any) -> DecoderSpec | None:
         sigmoid=True,
         scale=config.routed_scaling_factor,
     )
-    return replace(spec, family=config.model_type, experts=experts)
+    return replace(spec, experts=experts)

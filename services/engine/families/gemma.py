@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from services.engine.families.decoder_weights import LayerWeights
-from services.engine.families.llama import Llama, rotary_frequencies, windows_of
+from services.engine.families.llama import Llama, rotary_frequencies, sizes_of, windows_of
 from services.engine.spec import Activation, DecoderSpec
 
 
@@ -20,7 +20,7 @@ class Gemma1(Llama):
         """See Llama; also None for attention to later tokens."""
         spec = None if config.use_bidirectional_attention else Llama.read_spec(config)
         scale = config.hidden_size**0.5
-        return spec and replace(spec, family="gemma", embedding_scale=scale, rounds_embedding_scale=True)
+        return spec and replace(spec, embedding_scale=scale, rounds_embedding_scale=True)
 
     def _norm_weight(self, name: str) -> torch.Tensor:
         return super()._norm_weight(name).to(torch.float32) + 1.0
@@ -46,16 +46,8 @@ class Gemma(Gemma1):
         other = rotary[0] != rotary[-1] and "sliding_attention" in config.layer_types
         if other and not windows:
             return None
-        return DecoderSpec(
-            family=config.model_type,
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-            epsilon=config.rms_norm_eps,
+        return replace(
+            sizes_of(config),
             frequencies=frequencies,
             rotary_scale=scale,
             activation=Activation.GELU,

@@ -19,8 +19,7 @@ class Glm(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        spec = None if config.rope_parameters["rope_type"] == LONG_ROPE else Llama.read_rotary_spec(config)
-        return spec and replace(spec, family=config.model_type)
+        return None if config.rope_parameters["rope_type"] == LONG_ROPE else Llama.read_rotary_spec(config)
 
     def _up(self, layer: str) -> Linear:
         return self._stacked([f"{layer}.mlp.gate_up_proj"] * 2, self._halves(self._spec.intermediate))

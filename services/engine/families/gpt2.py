@@ -29,7 +29,7 @@ class Gpt2(DecoderWeights):
         ):
             return None
         return DecoderSpec(
-            family="gpt2",
+            family=config.model_type,
             layers=config.n_layer,
             hidden=config.n_embd,
             heads=config.n_head,

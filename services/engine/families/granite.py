@@ -26,7 +26,6 @@ class Granite(Llama):
             return None
         return replace(
             spec,
-            family="granite",
             epsilon=spec.epsilon / residual**2,
             embedding_scale=config.embedding_multiplier / residual,
             attention_scale=config.attention_multiplier,
@@ -44,7 +43,7 @@ class GraniteHybrid(Granite):
         if kinds != {"full_attention"} or config.num_local_experts or config.position_embedding_type != "rope":
             return None
         spec = Granite.read_spec(config)
-        return spec and replace(spec, family="granitemoehybrid", intermediate=config.shared_intermediate_size)
+        return spec and replace(spec, intermediate=config.shared_intermediate_size)
 
     def _up(self, layer: str) -> Linear:
         return self._stacked([f"{layer}.shared_mlp.input_linear"] * 2, self._halves(self._spec.intermediate))

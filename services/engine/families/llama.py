@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,16 +50,8 @@ class Llama(DecoderWeights):
         if activation is None or rope == "dynamic" or getattr(config, "mlp_bias", False):
             return None
         frequencies, scale = rotary_frequencies(config, layer_type)
-        return DecoderSpec(
-            family="llama",
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-            epsilon=config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps,
+        return replace(
+            sizes_of(config),
             frequencies=frequencies,
             rotary_scale=scale,
             activation=activation,
@@ -89,6 +82,22 @@ class Llama(DecoderWeights):
 
     def _down(self, layer: str) -> Linear | None:
         return self._partial(f"{layer}.mlp.down_proj", self._partition.range_of(self._spec.intermediate))
+
+
+def sizes_of(config: Any) -> DecoderSpec:
+    """The spec of what configs of most families say by the same names."""
+    heads = config.num_attention_heads
+    return DecoderSpec(
+        family=config.model_type,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", heads),
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        epsilon=config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps,
+    )
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

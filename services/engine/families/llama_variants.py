@@ -18,7 +18,7 @@ class SmolLm3(Llama):
     def read_spec(config: Any) -> DecoderSpec | None:
         spec = Llama.read_spec(config)
         rotary = tuple(bool(kept) for kept in config.no_rope_layers[: config.num_hidden_layers])
-        return spec and replace(spec, family="smollm3", rotary_layers=rotary)
+        return spec and replace(spec, rotary_layers=rotary)
 
 
 class Interleaved(Llama):
@@ -28,8 +28,7 @@ class Interleaved(Llama):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        spec = None if getattr(config, "use_bias", False) else Llama.read_spec(config)
-        return spec and replace(spec, family=config.model_type)
+        return None if getattr(config, "use_bias", False) else Llama.read_spec(config)
 
 
 class Arcee(Llama):
@@ -38,7 +37,7 @@ class Arcee(Llama):
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
         spec = Llama.read_spec(config)
-        return spec and replace(spec, family="arcee", gated=False)
+        return spec and replace(spec, gated=False)
 
     def _up(self, layer: str) -> Linear:
         return self._stacked([f"{layer}.mlp.up_proj"], [self._partition.range_of(self._spec.intermediate)])
@@ -58,7 +57,7 @@ class Hunyuan(Llama):
             config = copy(config)
             config.rope_parameters = {"rope_type": "default", "rope_theta": base}
         spec = Llama.read_spec(config)
-        return spec and replace(spec, family="hunyuan_v1_dense", norms_after_rotary=True)
+        return spec and replace(spec, norms_after_rotary=True)
 
 
 class Cohere(Llama):
@@ -71,9 +70,7 @@ class Cohere(Llama):
     def read_spec(config: Any) -> DecoderSpec | None:
         """See Llama; also None for norms of queries and keys, which are layer norms with weights for all heads."""
         spec = None if getattr(config, "use_qk_norm", False) else Llama.read_spec(config)
-        return spec and replace(
-            spec, family=config.model_type, layer_norm=True, parallel=True, logits_scale=config.logit_scale
-        )
+        return spec and replace(spec, layer_norm=True, parallel=True, logits_scale=config.logit_scale)
 
 
 class Cohere2(Cohere):

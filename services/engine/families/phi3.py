@@ -20,12 +20,12 @@ class Phi3(Llama):
     def read_spec(config: Any) -> DecoderSpec | None:
         spec = Llama.read_rotary_spec(config)
         if spec is None or config.rope_parameters["rope_type"] != LONG_ROPE:
-            return spec and replace(spec, family="phi3")
+            return spec
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         short = config.rope_parameters["original_max_position_embeddings"]
         frequencies, _ = ROPE_INIT_FUNCTIONS[LONG_ROPE](config, seq_len=short + 1)
-        return replace(spec, family="phi3", long_frequencies=tuple(frequencies.tolist()), short_length=short)
+        return replace(spec, long_frequencies=tuple(frequencies.tolist()), short_length=short)
 
     def _qkv(self, layer: str) -> Linear:
         spec = self._spec

@@ -19,7 +19,7 @@ class Olmo2(Llama):
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
         spec = Llama.read_spec(config)
-        return spec and replace(spec, family="olmo2", norms_all_heads=True)
+        return spec and replace(spec, norms_all_heads=True)
 
     def layer(self, index: int) -> LayerWeights:
         layer = f"model.layers.{index}"
@@ -49,7 +49,7 @@ class Olmo3(Olmo2):
         spec = Llama.read_rotary_spec(config, FULL)
         if spec is None:
             return None
-        spec = replace(spec, family="olmo3", norms_all_heads=True)
+        spec = replace(spec, norms_all_heads=True)
         local, scale = rotary_frequencies(config, LOCAL)
         if LOCAL not in config.layer_types or (local, scale) == (spec.frequencies, spec.rotary_scale):
             return spec
@@ -64,4 +64,4 @@ class Exaone4(Olmo2):
         spec = Llama.read_spec(config)
         local = tuple(kind == "sliding_attention" for kind in config.layer_types)
         rotary = () if config.sliding_window is None else local
-        return spec and replace(spec, family="exaone4", rotary_layers=rotary)
+        return spec and replace(spec, rotary_layers=rotary)
