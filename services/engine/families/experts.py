@@ -3,7 +3,6 @@ dots.llm1 and ERNIE 4.5, whose experts are chosen by shares and a correction. GP
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from services.engine.families.decoder_weights import ExpertsWeights, LayerWeights, Linear
+from services.engine.families.glm import Glm
 from services.engine.families.llama import Llama
-from services.engine.families.phi3 import LONG_ROPE
 from services.engine.parallel.layout import RowRange
 from services.engine.spec import DecoderSpec, ExpertsSpec
 
@@ -24,11 +23,6 @@ class Experts(Llama):
     block: ClassVar[str] = "mlp"  # of a published checkpoint's layer
     shared: ClassVar[str] = "shared_expert"  # the MLP that all tokens go through
     gate_up_down: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
-
-    @staticmethod
-    @abstractmethod
-    def read_spec(config: Any) -> DecoderSpec | None:
-        """See DecoderWeights."""
 
     def layer(self, index: int) -> LayerWeights:
         experts = self._experts_of(f"model.layers.{index}") if self._spec.has_experts(index) else None
@@ -174,8 +168,7 @@ class Glm4Moe(Dots1):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        long = config.rope_parameters["rope_type"] == LONG_ROPE
-        return _with_sigmoids(None if long else Llama.read_rotary_spec(config), config)
+        return _with_sigmoids(Glm.read_spec(config), config)
 
 
 class Ernie45Moe(Experts):
