@@ -48,22 +48,14 @@ class HeadsSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(HeadsSpec):
     """What attention computes in layers that are alike in it. The fields have the names and meanings of DecoderSpec's;
     `window` is that of each of these layers."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
     scaling: float
     window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
-
-    @property
-    def queries_per_kv(self) -> int:
-        """Query heads of each KV head."""
-        return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +196,9 @@ class DecoderSpec:
         return ", ".join(name for name, asked in lacking.items() if asked)
 
     @property
-    def runs_on_cuda(self) -> bool:
-        """Whether the CUDA backend has kernels for all of this."""
-        return not self.lacks_on_cuda
-
-    @property
     def queries_per_kv(self) -> int:
         """Query heads of each KV head."""
         return self.heads // self.kv_heads
-
-    @property
-    def scaling(self) -> float:
-        """The factor of attention scores."""
-        return self.scaling_of(self.head_dim)
 
     def scaling_of(self, head_dim: int) -> float:
         """The factor of attention scores for heads of this size."""

@@ -240,7 +240,7 @@ def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None
     if spec and pooling:
         spec = replace(spec, logits_scale=1.0, logits_soft_cap=0.0)
     on_cuda = devices.choose_device(settings).type == "cuda"
-    return None if spec and on_cuda and not spec.runs_on_cuda else spec
+    return None if spec and on_cuda and spec.lacks_on_cuda else spec
 
 
 def need_kernels(settings: EngineSettings, device: torch.device) -> None:

@@ -52,7 +52,7 @@ def features(engine: Engine, folder: Path) -> str:
 def backend(config: Any) -> str:
     """Which of the backends run a model of this config."""
     spec = spec_of(config)
-    return "stock" if not spec else "CPU and CUDA" if spec.runs_on_cuda else "CPU"
+    return "stock" if not spec else "CPU" if spec.lacks_on_cuda else "CPU and CUDA"
 
 
 def on_the_cpu_alone() -> dict[str, str]:

@@ -73,7 +73,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     kept = weights.stored if dtype == torch.float32 else dtype
     # The scores of random queries and keys must not be so large that a rounding chooses another key. Where the spec
     # does not scale them, the norms of a trained model's queries do.
-    query_norms = min(1.0, spec.head_dim**-0.5 / spec.scaling)
+    query_norms = min(1.0, spec.head_dim**-0.5 / spec.scaling_of(spec.head_dim))
     tensors = RandomTensors(config, kept, device, spec.hidden**-0.5, weights.groups, query_norms)
     fast = loading.load_fast(spec, tensors, settings, length)
     model = make_model(config, tensors, torch.float32, device)
