@@ -38,12 +38,7 @@ def load_config(folder: Path) -> Any:
 
     Raises ModelError if it has a feature that is not served.
     """
-    try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
-        config = whole.get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        words = " ".join(str(error).split())
-        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
+    whole, config = _read(folder)
     kind = AS_TEXT.get(config.model_type, config.model_type)
     _check(whole)
     _check(config)
@@ -66,8 +61,14 @@ def load_config(folder: Path) -> Any:
 
 def load_encoder_config(folder: Path) -> Any:
     """The config of the encoder in `folder`. Raises ModelError."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[Any, Any]:
+    """The config in `folder`, and the one of its text model. Raises ModelError."""
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return whole, whole.get_text_config()
     except (OSError, ValueError, KeyError) as error:
         words = " ".join(str(error).split())
         raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
