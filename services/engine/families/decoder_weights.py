@@ -255,10 +255,11 @@ class DecoderWeights(ABC):
             first, second = (0, rotated, 2), (1, rotated, 2)
         return [*range(*first), *range(rotated, middle), *range(*second), *range(middle, dim)]
 
-    def _head_rows(self, queries: int = 1) -> RowRange:
-        """The rows of this partition's KV heads; with `queries`, of the query heads that share them."""
-        begin, end = self._partition.range_of(self._spec.kv_heads)
-        return begin * queries * self._spec.head_dim, end * queries * self._spec.head_dim
+    def _head_rows(self, queries: int = 1, layer: int = 0) -> RowRange:
+        """The rows of this partition's KV heads in a layer; with `queries`, of the query heads that share them."""
+        heads = self._spec.heads_of(layer)
+        begin, end = self._partition.range_of(heads.kv_heads)
+        return begin * queries * heads.head_dim, end * queries * heads.head_dim
 
 
 def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

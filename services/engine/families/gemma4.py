@@ -64,13 +64,14 @@ class Gemma4(Llama):
     def layer(self, index: int) -> LayerWeights:
         spec, layer = self._spec, f"model.layers.{index}"
         inner = self._partition.range_of(spec.intermediate_of(index))
+        queries = self._head_rows(spec.heads_of(index).queries_per_kv, index)
         scale = self._optional(f"{layer}.layer_scalar")
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
             qkv=self._stacked(*self._products(index, f"{layer}.self_attn")),
             query_norm=self._head_norm(f"{layer}.self_attn.q_norm"),
             key_norm=self._head_norm(f"{layer}.self_attn.k_norm") if spec.kv_layer(index) == index else None,
-            output=self._partial(f"{layer}.self_attn.o_proj", self._rows(index, spec.heads_of(index).queries_per_kv)),
+            output=self._partial(f"{layer}.self_attn.o_proj", queries),
             attention_post_norm=self._norm(f"{layer}.post_attention_layernorm"),
             mlp_norm=self._norm(f"{layer}.pre_feedforward_layernorm"),
             up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
@@ -89,18 +90,12 @@ class Gemma4(Llama):
     def _products(self, index: int, attention: str) -> tuple[list[str], list[RowRange]]:
         """The names of the products of a layer's input, and this partition's rows of each."""
         spec = self._spec
-        parts = {"q": self._rows(index, spec.heads_of(index).queries_per_kv)}
+        parts, keys = {"q": self._head_rows(spec.heads_of(index).queries_per_kv, index)}, self._head_rows(1, index)
         if spec.kv_layer(index) == index:
-            parts["k"] = self._rows(index)
+            parts["k"] = keys
         if spec.has_values(index):
-            parts["v"] = self._rows(index)
+            parts["v"] = keys
         return [f"{attention}.{name}_proj" for name in parts], list(parts.values())
-
-    def _rows(self, index: int, queries: int = 1) -> RowRange:
-        """The rows of this partition's KV heads in one layer; with `queries`, of the query heads that share them."""
-        heads = self._spec.heads_of(index)
-        begin, end = self._partition.range_of(heads.kv_heads)
-        return begin * queries * heads.head_dim, end * queries * heads.head_dim
 
     def _layer_inputs(self, layer: str) -> LayerInputsWeights:
         return LayerInputsWeights(
