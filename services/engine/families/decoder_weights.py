@@ -192,8 +192,8 @@ class DecoderWeights(ABC):
     def _read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         return self._tensors.read(name, rows, columns)
 
-    def _optional(self, name: str, rows: RowRange | None = None) -> torch.Tensor | None:
-        return self._read(name, rows) if name in self._tensors else None
+    def _optional(self, name: str) -> torch.Tensor | None:
+        return self._read(name) if name in self._tensors else None
 
     def _table(self, name: str) -> Table:
         rows = self._partition.range_of(self._tensors.rows(name))

@@ -23,7 +23,6 @@ from services.engine.families.phi3 import Phi3
 from services.engine.families.post_norms import Exaone4, Olmo2, Olmo3
 from services.engine.parallel.layout import Partition
 from services.engine.spec import DecoderSpec
-from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.files import write_atomically
 
@@ -86,12 +85,8 @@ def spec_of(config: Any, encoder: bool = False) -> DecoderSpec | None:
     return family.read_spec(config) if family and attending else None
 
 
-def open_weights(
-    spec: DecoderSpec, source: Path | Tensors, partition: Partition = WHOLE, as_stored: bool = False
-) -> DecoderWeights:
-    """The weights of a model with this spec, from a folder with safetensors or from tensors. `as_stored`: products may
-    have QuantizedWeights. Raises ModelError."""
-    tensors = open_folder(source, as_stored) if isinstance(source, Path) else source
+def open_weights(spec: DecoderSpec, tensors: Tensors, partition: Partition = WHOLE) -> DecoderWeights:
+    """The weights of a model with this spec, from these tensors. Raises ModelError."""
     return (ENCODERS if spec.both_ways else FAMILIES)[spec.family](spec, tensors, partition)
 
 

@@ -21,6 +21,7 @@ from services.engine.families.decoder_weights import Linear
 from services.engine.families.registry import open_weights, spec_of
 from services.engine.parallel.layout import Partition
 from services.engine.settings import EngineSettings
+from services.engine.weights.folder import open_folder
 from services.engine.weights.random_tensors import RandomTensors
 from services.requests import SamplingParams
 
@@ -57,7 +58,7 @@ def test_fused_tensors_are_the_same_experts(
     spec = spec_of(load_config(folder))
     assert spec
     single, fused = (
-        open_weights(spec, model, partition).layer(1).experts
+        open_weights(spec, open_folder(model), partition).layer(1).experts
         for model in (folder, changed(folder, tmp_path / "fused", fuse))
     )
     assert single
@@ -75,7 +76,9 @@ def test_partitions_have_their_part_of_a_shared_expert(partition: int, tiny_mode
     folder = tiny_model("qwen2_moe")
     spec = spec_of(load_config(folder))
     assert spec
-    whole, part = (open_weights(spec, folder, own).layer(1) for own in (Partition(), Partition(partition, 3)))
+    whole, part = (
+        open_weights(spec, open_folder(folder), own).layer(1) for own in (Partition(), Partition(partition, 3))
+    )
     assert whole.up
     assert whole.down
     assert part.up
@@ -93,7 +96,7 @@ def test_shards_read_every_number_of_an_expert_once(family: str, tiny_model: Cal
     spec = spec_of(load_config(folder))
     assert spec
     whole, *partitions = (
-        open_weights(spec, folder, partition).layer(0).experts
+        open_weights(spec, open_folder(folder), partition).layer(0).experts
         for partition in (Partition(), *(Partition(rank, 3) for rank in range(3)))
     )
     assert whole

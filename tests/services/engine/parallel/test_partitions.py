@@ -15,6 +15,7 @@ from services.engine.families.decoder_weights import LayerWeights, Linear
 from services.engine.families.registry import FAMILIES, open_weights
 from services.engine.parallel.layout import Layout, Partition
 from services.engine.spec import DecoderSpec
+from services.engine.weights.folder import open_folder
 from services.errors import SettingsError
 
 ENDS = {"model.embed_tokens": ("vocab", "hidden"), "lm_head": ("vocab", "hidden")}
@@ -189,8 +190,9 @@ def test_shards_read_every_number_once(
 ) -> None:
     tp = data.draw(st.integers(1, spec.kv_heads))
     folder = write(spec, tmp_path_factory.mktemp("model"))
-    whole = open_weights(spec, folder, Partition())
-    partitions = [open_weights(spec, folder, Partition(rank, tp)) for rank in range(tp)]
+    tensors = open_folder(folder)
+    whole = open_weights(spec, tensors, Partition())
+    partitions = [open_weights(spec, tensors, Partition(rank, tp)) for rank in range(tp)]
     tables = [partition.embedding() for partition in partitions]
     assert torch.equal(torch.cat([table.rows for table in tables]), whole.embedding().rows)
     assert [table.first for table in tables] == [sum(len(t.rows) for t in tables[:i]) for i in range(tp)]

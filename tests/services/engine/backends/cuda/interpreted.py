@@ -19,9 +19,10 @@ from services.engine.families.config import load_config
 from services.engine.families.registry import open_weights, spec_of
 from services.engine.parallel.layout import Layout, Partition
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings, choose_block_size
+from services.engine.settings import NO_TOKEN, EngineSettings, choose_block_size
 from services.engine.spec import DecoderSpec
 from services.engine.startup.loading import adapter_reader
+from services.engine.weights.folder import open_folder
 from services.engine.weights.tensors import Tensors
 from services.messages import EngineFigures
 
@@ -50,7 +51,7 @@ def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
 def make_setup(folder: Path, partition: Partition, tensors: Tensors | None = None) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
-    weights = open_weights(spec, tensors or folder, partition)
+    weights = open_weights(spec, tensors or open_folder(folder), partition)
     return CudaSetup(spec, weights, torch.float32, CPU, 256, lambda dim: Tiles(rows=16, keys=16, split=32))
 
 
@@ -59,4 +60,4 @@ def make(decoder: Decoder, spec: DecoderSpec, block_size: int, adapters: Adapter
     decoder.bind(cache)
     figures = EngineFigures("tiny", 256, BLOCKS, block_size, spec.vocab, decoder.path)
     sampler = Sampler(frozenset(), figures.vocab_size)
-    return Engine(decoder, cache, figures, sampler, DeadlyToken(-1), adapters=adapters)
+    return Engine(decoder, cache, figures, sampler, NO_TOKEN, adapters=adapters)
