@@ -31,8 +31,8 @@ from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import (
     LARGEST_BLOCK,
-    DeadlyToken,
     EngineSettings,
+    check_deadly,
     choose_block_size,
     count_warm_up_blocks,
     features_of,
@@ -85,13 +85,13 @@ class Engine:
         cache: KVCache,
         figures: EngineFigures,
         sampler: Sampler | Pooler,
-        deadly: DeadlyToken,
+        deadly: int,
         pages: BlockPages | None = None,
         method: Method = "last",
         adapters: Adapters | None = None,
     ) -> None:
-        """`pages`: what a cache in shared memory gets huge pages from. `method`: which rows a Pooler needs.
-        `adapters`: None if requests can have none."""
+        """`deadly`: see `check_deadly`. `pages`: what a cache in shared memory gets huge pages from. `method`: which
+        rows a Pooler needs. `adapters`: None if requests can have none."""
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
@@ -206,7 +206,7 @@ class Engine:
             largest=largest_of(length if pooling and pooling.whole else 0) if device.type == "cuda" else None,
         )
         log.info("weights: %s", figures.weights)
-        deadly = DeadlyToken(settings.deadly_token)
+        deadly = settings.deadly_token
         if pooling:
             return cls(decoder, cache, figures, Pooler(pooling, folder), deadly, pages, pooling.method)
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
@@ -340,7 +340,7 @@ class Engine:
     def _launch(self, running: RunningIteration, scheduled: list[tuple[RequestState, int]]) -> None:
         iteration, tokens = running.iteration, self._running[-1].draw.tokens if self._running else None
         batch = running.batch = self._pack(scheduled, iteration.drafts, tokens)
-        self._deadly.check(batch.input_ids)
+        check_deadly(self._deadly, batch.input_ids)
         with torch.inference_mode():
             logits = self.decoder.forward(batch)
             if logits is not None:
@@ -379,7 +379,7 @@ class Engine:
         batch, forced = running.batch, dict[str, list[int]]()
         if batch and running.draw is not NOTHING:
             if batch.drawn:
-                self._deadly.check([state.token_ids[-1] for state in batch.sampled])
+                check_deadly(self._deadly, [state.token_ids[-1] for state in batch.sampled])
             if batch.scored_requests:
                 self._scorer.deliver(batch, output)
             for state in batch.sampled:

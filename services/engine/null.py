@@ -9,8 +9,9 @@ from pathlib import Path
 
 from services.engine.batch.block_names import BlockNames
 from services.engine.settings import (
-    DeadlyToken,
+    NO_TOKEN,
     EngineSettings,
+    check_deadly,
     choose_block_size,
     count_warm_up_blocks,
     features_of,
@@ -37,13 +38,13 @@ class NullEngine:
     """Has the interface of Engine. A token is a function of request id and position, whatever the settings and the
     grammar of the request. Imports no torch."""
 
-    def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None, iteration: float = 0.0) -> None:
+    def __init__(self, figures: EngineFigures, deadly: int = NO_TOKEN, iteration: float = 0.0) -> None:
         """An iteration takes at least `iteration` seconds, without using a processor."""
         self.figures = figures
         self._iteration = iteration
         self._requests: dict[str, _Counters] = {}
         self._names = BlockNames(figures.block_size)
-        self._deadly = deadly or DeadlyToken()
+        self._deadly = deadly
         self._epoch: str | None = None
 
     @classmethod
@@ -61,7 +62,7 @@ class NullEngine:
                 features=features_of(model),
                 vector=model.pooling.size if model.pooling else 0,
             ),
-            DeadlyToken(settings.deadly_token),
+            settings.deadly_token,
             settings.null_iteration,
         )
 
@@ -93,7 +94,7 @@ class NullEngine:
         for id in iteration.released:
             self._requests.pop(id, None)
         for new in iteration.new:
-            self._deadly.check(new.token_ids)
+            check_deadly(self._deadly, new.token_ids)
             self._requests[new.id] = _Counters(
                 new, zlib.crc32(new.id.encode()), len(new.token_ids), new.num_computed_tokens
             )
@@ -101,7 +102,7 @@ class NullEngine:
         logprobs: dict[str, Logprobs] = {}
         for id, count in iteration.scheduled.items():
             counters = self._requests[id]
-            self._deadly.check((counters.last_token,))
+            check_deadly(self._deadly, (counters.last_token,))
             counters.num_computed_tokens += count
             assert counters.num_computed_tokens <= counters.num_tokens, f"{id}: {count} tokens are too many"
             if counters.num_computed_tokens == counters.num_tokens:

@@ -1,4 +1,4 @@
-"""EngineSettings: how an engine is loaded. DeadlyToken: a fault for tests."""
+"""EngineSettings: how an engine is loaded. `check_deadly`: a fault for tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineSettings:
     )
     tp: int = 1  # tensor-parallel ranks of each pipeline stage
     pp: int = 1  # pipeline stages
-    deadly_token: int = NO_TOKEN  # see DeadlyToken
+    deadly_token: int = NO_TOKEN  # see `check_deadly`
     adapters: Path | None = None  # the files folder, which has them (`services.adapters.store`); None: none are served
     max_lora_rank: int = 256  # of an adapter
     adapter_bytes: int = 1 << 30  # of adapters in memory; there are more only while requests have them
@@ -91,18 +91,8 @@ def features_of(model: ModelInfo, adapters: bool = False) -> tuple[str, ...]:
     return tuple(name for name in FEATURES if name not in lacks)
 
 
-class DeadlyToken:
-    """A token id that kills the engine's process, so that a test can see what happens to the request that has it.
-
-    Without one, a check costs one comparison.
-    """
-
-    __slots__ = ("id",)
-
-    def __init__(self, id: int = NO_TOKEN) -> None:
-        self.id = id
-
-    def check(self, tokens: Container[int]) -> None:
-        """Kill this process, as a crash would, if the deadly token is among `tokens`."""
-        if self.id != NO_TOKEN and self.id in tokens:
-            os.kill(os.getpid(), signal.SIGKILL)
+def check_deadly(id: int, tokens: Container[int]) -> None:
+    """Kill this process, as a crash would, if the token `id` is among `tokens`, so that a test can see what happens to
+    the request that has it. NO_TOKEN kills none."""
+    if id != NO_TOKEN and id in tokens:
+        os.kill(os.getpid(), signal.SIGKILL)

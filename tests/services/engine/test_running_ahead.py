@@ -23,7 +23,7 @@ from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken, EngineSettings
+from services.engine.settings import EngineSettings
 from services.messages import Claim, End, Iteration, Logprobs, NewRequest
 from services.requests import FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
@@ -314,11 +314,10 @@ def test_a_deadly_token_kills_when_it_is_known(engine: Engine, monkeypatch: pyte
     """The token is sampled, and then computed ahead; its own iteration gives it out, as without running ahead."""
     checked: list[set[int]] = []
 
-    class Told(DeadlyToken):
-        def check(self, tokens: Any) -> None:
-            checked.append({int(token) for token in tokens})
+    def told(id: int, tokens: Any) -> None:
+        checked.append({int(token) for token in tokens})
 
-    monkeypatch.setattr(engine, "_deadly", Told())
+    monkeypatch.setattr("services.engine.engine.check_deadly", told)
     engine.reset("e")
     one = engine.start(first([5, 6, 7]))
     two = engine.start(Iteration("e", 2, {"a/0": 1}))

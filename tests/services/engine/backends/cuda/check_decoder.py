@@ -28,7 +28,7 @@ from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.parallel.layout import Layout, Partition, RowRange
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import DeadlyToken
+from services.engine.settings import NO_TOKEN
 from services.engine.startup import rehearsal
 from services.engine.startup.proof.trial import compare
 from services.engine.startup.proof.verdict import BOUNDS
@@ -164,7 +164,7 @@ def test_a_decoder_in_memory_that_outlives_its_process(
         decoder.bind(kv)
         decoder.kernels.load()
         figures = EngineFigures("tiny", 256, BLOCKS, 8, setup.spec.vocab, decoder.path)
-        engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
+        engine = Engine(decoder, kv, figures, Sampler(frozenset(), figures.vocab_size), NO_TOKEN)
         jobs = Driver(engine).run(make_jobs(temperature=0.0))
         outputs.append([job.output for job in jobs])
     assert outputs[0] == outputs[1]
