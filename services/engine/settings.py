@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -68,6 +69,15 @@ class EngineSettings:
     def beside_model(self) -> int:
         """Bytes that all ranks take at most beside the weights of the model and KV blocks."""
         return self.tp * self.pp * PROCESSES + (self.adapter_bytes if self.adapters else 0)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, written: str) -> EngineSettings:
+        """What `to_json` wrote."""
+        values = json.loads(written)
+        return cls(**values | {"cache_dir": Path(values["cache_dir"])})
 
 
 def choose_block_size(settings: EngineSettings, bytes_per_token: int = 0, state_bytes: int = 0) -> int:

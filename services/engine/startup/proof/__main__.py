@@ -13,7 +13,6 @@ from typing import Any
 
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
-from services.engine.startup.proof.verdict import read_settings
 
 
 def result_of(folder: Path, settings: EngineSettings) -> dict[str, Any]:
@@ -28,4 +27,4 @@ def result_of(folder: Path, settings: EngineSettings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(result_of(Path(sys.argv[1]), read_settings(sys.stdin.read()))), flush=True)
+    print(json.dumps(result_of(Path(sys.argv[1]), EngineSettings.from_json(sys.stdin.read()))), flush=True)

@@ -7,13 +7,10 @@ imported transformers for something else calls `main`.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -22,9 +19,6 @@ from services.child_environment import without_settings
 from services.engine.families.kept import is_kept
 from services.engine.settings import EngineSettings
 from services.models.convert import go_on
-
-if TYPE_CHECKING:
-    from services.engine.startup.proof.verdict import Verdict
 
 MODULE = "services.engine.startup.proof.ahead"
 
@@ -35,7 +29,7 @@ def start_ahead(folder: Path, settings: EngineSettings, converters: Sequence[sub
     if not settings.fast_path or is_kept(folder, settings.cache_dir):
         return
     if converters:
-        go_on(converters[-1], MODULE, *_arguments(folder, settings))
+        go_on(converters[-1], MODULE, str(folder), settings.to_json())
     else:
         daemon_thread(_run_process, folder, settings)
 
@@ -46,35 +40,21 @@ def make_what_is_not_kept(folder: Path, settings: EngineSettings) -> None:
         _run_process(folder, settings)
 
 
-def _arguments(folder: Path, settings: EngineSettings) -> list[str]:
-    return [str(folder), json.dumps(asdict(settings), default=str)]
-
-
 def _run_process(folder: Path, settings: EngineSettings) -> None:
-    command = [sys.executable, "-m", MODULE, *_arguments(folder, settings)]
+    command = [sys.executable, "-m", MODULE, str(folder), settings.to_json()]
     subprocess.run(command, env=without_settings(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main(folder: str, written: str) -> None:
-    settings = json.loads(written)
-    cache = Path(settings["cache_dir"])
-    (cache / "fits").mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / "fits" / "lock"):  # before anything is imported for seconds
-        if not is_kept(Path(folder), cache):
-            _make(Path(folder), written)
+    settings = EngineSettings.from_json(written)
+    fits = settings.cache_dir / "fits"
+    fits.mkdir(parents=True, exist_ok=True)
+    with FileLock(fits / "lock"):  # before anything is imported for seconds
+        if not is_kept(Path(folder), settings.cache_dir):
+            from services.engine.startup.proof.__main__ import result_of
+            from services.engine.startup.proof.verdict import judged, proven
 
-
-def _make(folder: Path, written: str) -> None:
-    from services.engine.startup.proof.verdict import proven, read_settings
-
-    proven(folder, read_settings(written), _run)
-
-
-def _run(folder: Path, settings: EngineSettings) -> Verdict:
-    from services.engine.startup.proof.__main__ import result_of
-    from services.engine.startup.proof.verdict import judged
-
-    return judged(result_of(folder, settings), settings)
+            proven(Path(folder), settings, lambda *of: judged(result_of(*of), settings))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
     try:
         done = subprocess.run(
             [sys.executable, "-m", program, str(folder)],
-            input=json.dumps(asdict(settings), default=str),
+            input=settings.to_json(),
             env=without_settings(),
             capture_output=True,
             text=True,
@@ -154,12 +154,6 @@ def bound_of(settings: EngineSettings, dtype: torch.dtype) -> float:
     """The largest difference at which the fast path serves."""
     of_weights = INT8 if settings.weights == "int8" else BOUNDS[dtype]
     return max(of_weights, KV_BOUNDS[devices.choose_cache_dtype(settings, dtype)])
-
-
-def read_settings(written: str) -> EngineSettings:
-    """The settings that `run_trial` wrote."""
-    values = json.loads(written)
-    return EngineSettings(**values | {"cache_dir": Path(values["cache_dir"])})
 
 
 def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:

@@ -28,7 +28,7 @@ from services.engine.startup import loading
 from services.engine.startup.proof import verdict
 from services.engine.startup.proof.__main__ import result_of
 from services.engine.startup.proof.trial import trial
-from services.engine.startup.proof.verdict import bound_of, judged, proven, read_settings, run_trial
+from services.engine.startup.proof.verdict import bound_of, judged, proven, run_trial
 from services.errors import SettingsError
 from services.files import user_cache
 
@@ -298,8 +298,6 @@ def test_a_process_with_wrong_kernels_is_a_fault(tmp_path: Path, monkeypatch: py
 
 
 def test_settings_cross_to_the_process_whole() -> None:
-    import json
-    from dataclasses import asdict
 
     settings = replace(SETTINGS, cache_dir=Path("/a/b"), weights="int8")
-    assert read_settings(json.dumps(asdict(settings), default=str)) == settings
+    assert EngineSettings.from_json(settings.to_json()) == settings
