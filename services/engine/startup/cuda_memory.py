@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from services.engine.startup.device_memory import STEP
-
+STEP = 1 << 21  # bytes: sizes of chunks are multiples of it
 POSIX_DESCRIPTOR, PINNED, ON_DEVICE = 1, 1, 1
 READ_ONLY, READ_WRITE = 1, 3
 MPS_ENABLED = 133  # an attribute of a device

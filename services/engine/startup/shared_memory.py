@@ -37,16 +37,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as ReadOnlyDict
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from services.engine.batch.buffers import Allocate
 from services.engine.batch.kv_cache import KVCache
 from services.engine.decoder import Decoder
-from services.engine.startup.cuda_memory import CudaMemory
+from services.engine.startup.cuda_memory import STEP, CudaMemory
 from services.engine.startup.descriptors import DescriptorServer, receive
-from services.engine.startup.device_memory import STEP, DeviceMemory, Mapping
 from services.engine.startup.huge_pages import HUGE_PAGE, Memory, collapse, map_shared, protect
 
 ALIGNMENT = 64  # bytes, a cache line
@@ -60,6 +59,39 @@ HUNG = 9.0  # seconds of an iteration after which its GPU counts as faulty; owne
 MEMFD = ""  # in place of a device's type
 
 log = logging.getLogger(__name__)
+
+
+class Mapping(Protocol):
+    """A chunk of the device's memory at an address of this process."""
+
+    size: int  # bytes
+
+    def tensor(self, offset: int, size: int) -> torch.Tensor:
+        """A part of the memory [size], uint8, as a storage of its own, which keeps the memory mapped."""
+        ...
+
+    def protect(self) -> None:
+        """Let a write to the memory end in an error, here and not in other mappings."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """Makes and maps chunks of memory that have descriptors. Raises OSError for what the device refuses."""
+
+    alignment: int  # bytes, of tensors
+
+    def create(self, size: int) -> tuple[int, Mapping]:
+        """A new chunk of `size` bytes, mapped, and its descriptor, which the caller closes."""
+        ...
+
+    def map(self, descriptor: int, size: int) -> Mapping:
+        """The chunk with this descriptor, which stays open."""
+        ...
+
+    def check(self) -> None:
+        """Wait until the device has done all that it was told. Raises an exception if it has reported an error to this
+        process."""
+        ...
 
 
 Place = tuple[tuple[int, int], int, torch.dtype]  # of a storage: chunk and offset, bytes, dtype
@@ -216,13 +248,10 @@ class SharedMemory:
         (since,) = HEALTH.unpack(os.pread(self._descriptor, HEALTH.size, HEADER.size))
         return bool(since == IDLE or time.monotonic() - since < HUNG)
 
-    def restore(self, identity: str) -> Contents | None:
+    def restore(self, identity: str, mapped: Sequence[Mapping] = ()) -> Contents | None:
         """What `fill` has put into the memory under the same `identity`; None if there is nothing. Its tensors are the
-        memory itself. Raises OSError if a device does not map it."""
-        return self._restore(identity)
-
-    def _restore(self, identity: str, mapped: Sequence[Mapping] = ()) -> Contents | None:
-        """See `restore`. `mapped`: the chunks, if this process has them mapped already."""
+        memory itself. `mapped`: the chunks, if this process has them mapped already. Raises OSError if a device does
+        not map it."""
         if self._descriptor is None:
             return None
         header = os.pread(self._descriptor, HEADER.size, 0)
@@ -278,7 +307,7 @@ class SharedMemory:
         digest = self._digest(identity, data)
         header = HEADER.pack(digest, constants, offset, len(data), len(self._chunks))
         os.pwrite(self._descriptor, header, 0)  # last: a memory without it counts as empty
-        contents = self._restore(identity, self._mapped)
+        contents = self.restore(identity, self._mapped)
         assert contents is not None
         self._mapped.clear()
         self._regions.clear()
@@ -389,7 +418,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """The reverse, over mapped memory."""
+    """Makes storages of places in mapped memory, see _Pickler."""
 
     def __init__(self, stream: io.BytesIO, mappings: Sequence[Mapping]) -> None:
         """`mappings`: of the memfd, and of the chunks."""

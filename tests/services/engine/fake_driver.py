@@ -13,8 +13,8 @@ import torch
 
 from services.engine.startup import cuda_memory, huge_pages
 from services.engine.startup.cuda_memory import READ_WRITE, CudaMapping, CudaMemory, _Driver
-from services.engine.startup.device_memory import DeviceMemory
 from services.engine.startup.huge_pages import HUGE_PAGE
+from services.engine.startup.shared_memory import DeviceMemory
 
 FIXED = 0x10
 REFUSED = 801  # CUDA_ERROR_NOT_SUPPORTED

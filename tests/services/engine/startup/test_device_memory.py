@@ -22,8 +22,7 @@ from services.engine.batch.buffers import Allocate
 from services.engine.startup import cuda_memory, descriptors, shared_memory
 from services.engine.startup.cuda_memory import CudaMapping, DriverError
 from services.engine.startup.descriptors import DescriptorServer, receive
-from services.engine.startup.device_memory import DeviceMemory
-from services.engine.startup.shared_memory import CHUNK, SharedMemory
+from services.engine.startup.shared_memory import CHUNK, DeviceMemory, SharedMemory
 
 CPU = torch.device("cpu")
 Fake = tuple[FakeDriver, Mapping[str, DeviceMemory]]
