@@ -95,7 +95,7 @@ class Batch:
                 np.array([i for i, _ in limited], np.int64),
                 np.array([i for i, _ in masks], np.int64),
                 np.array([mask for _, mask in masks], np.int32).reshape(len(masks), -(-vocab_size // 32)),
-                *Truncation.from_params(settings, vocab_size).arrays(),
+                *Truncation.from_params(settings, vocab_size),
             ],
             device,
         )

@@ -15,8 +15,9 @@ from services.engine.batch.adjustments import AllowedTokens
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.noise import gumbel_of, keys
 from services.engine.sampling.output import SampledTokens
-from services.engine.sampling.search import CHUNK, CompiledSearch, Draws, Floats, Ids, chunk_maxima
+from services.engine.sampling.search import CompiledSearch, Draws, Floats, Ids
 from services.engine.sampling.truncation import Truncation
+from services.engine.sampling.whole_rows import CHUNK, chunk_maxima
 from services.messages import Logprobs
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
 from services.engine.sampling import whole_rows
 from services.engine.sampling.output import SamplerOutput
-from services.engine.sampling.search import CompiledSearch, chunk_maxima
+from services.engine.sampling.search import CompiledSearch
+from services.engine.sampling.whole_rows import chunk_maxima
 
 # Logits of prompt tokens that exist at once: 64 MiB in float32, on a GPU a few times that while they are scored. That
 # is little beside weights and KV blocks, where a whole prompt could take more than both (32,768 tokens by a vocabulary
@@ -24,8 +25,7 @@ from services.engine.sampling.search import CompiledSearch, chunk_maxima
 AT_ONCE = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """Some tokens, each scored after the one before it. Where `sound` is false the other numbers mean nothing."""
 
     sound: npt.NDArray[np.bool_]  # [tokens], whether the largest logit is finite
@@ -56,12 +56,10 @@ class PromptScorer:
         pieces = list(self._pieces(batch, min(asked, self._vocab_size)))
         if not pieces:
             return
-        sound, own, ranks, ids, values = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        end = 0
+        whole, end = [np.concatenate(parts) for parts in zip(*pieces, strict=True)], 0
         for state, count in batch.scored_requests:
             begin, end = end, end + count
-            part = slice(begin, end)
-            _extend(state, Scored(sound[part], own[part], ranks[part], ids[part], values[part]))
+            _extend(state, Scored(*(each[begin:end] for each in whole)))
 
     def deliver(self, batch: FlatBatch, output: SamplerOutput) -> None:
         """Add the scores of complete prompts to the log probabilities of their first tokens.
@@ -81,8 +79,8 @@ class PromptScorer:
                 del output.tokens[state.id], output.logprobs[state.id]
                 output.failed[state.id] = scores.failed or ""
 
-    def _pieces(self, batch: FlatBatch, count: int) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """The fields of `Scored`, for at most `AT_ONCE` logits at a time."""
+    def _pieces(self, batch: FlatBatch, count: int) -> Iterator[Scored]:
+        """For at most `AT_ONCE` logits at a time."""
         rows = max(1, AT_ONCE // self._vocab_size)
         for begin in range(0, len(batch.scored_tokens), rows):
             logits = self._decoder.logits_after(batch.scored_tokens[begin : begin + rows])
@@ -90,10 +88,9 @@ class PromptScorer:
                 continue
             targets = batch.targets[begin : begin + rows]
             if self._search:
-                one = score_on_cpu(logits, targets, count, self._search)
+                yield score_on_cpu(logits, targets, count, self._search)
             else:
-                one = score_batched(logits, targets, count)
-            yield one.sound, one.own, one.token_ranks, one.ids, one.values
+                yield score_batched(logits, targets, count)
 
 
 def score_on_cpu(logits: torch.Tensor, targets: Numbers, count: int, search: CompiledSearch) -> Scored:

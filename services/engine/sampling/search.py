@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.grammars import Words
 from services.engine.sampling.truncation import WHOLE, Truncation
+from services.engine.sampling.whole_rows import CHUNK
 from services.requests import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
-
-CHUNK = 64  # tokens; the last chunk may have fewer; kernels/search.h has the same number
 
 # Draw in kernels/draws.h; the names that Truncation has are its fields
 DRAW = np.dtype(
@@ -40,13 +38,6 @@ DRAW = np.dtype(
 )
 
 DrawStructs = np.ndarray[tuple[int], np.dtype[np.void]]
-
-
-def chunk_maxima(logits: torch.Tensor) -> torch.Tensor:
-    """[requests, chunks] of `logits` [requests, vocab]; NaN where a chunk has one."""
-    whole, rest = logits.shape[1] // CHUNK, logits.shape[1] % CHUNK
-    maxima = logits[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(dim=-1)
-    return torch.cat([maxima, logits[:, -rest:].amax(dim=-1, keepdim=True)], dim=1) if rest else maxima
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +123,8 @@ def _structs(draws: Draws) -> DrawStructs:
     structs["logits"] = _address(draws.logits) + draws.requests * draws.logits.strides[0]
     structs["maxima"] = _address(draws.maxima) + draws.requests * draws.maxima.strides[0]
     structs["key"], structs["best"] = draws.keys, draws.maxima.max(axis=1)[draws.requests]
-    for field in fields(draws.limits):
-        structs[field.name] = getattr(draws.limits, field.name)
+    for name, values in draws.limits._asdict().items():
+        structs[name] = values
     return structs
 
 

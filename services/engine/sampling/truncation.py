@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,7 @@ def _two_to(whole: torch.Tensor) -> torch.Tensor:
 
 
 class DeviceTruncation(NamedTuple):
-    """`Truncation` as tensors on a device."""
+    """`Truncation` as tensors on a device, in the same order."""
 
     temperature: torch.Tensor
     lowest: torch.Tensor
@@ -64,8 +63,7 @@ class DeviceTruncation(NamedTuple):
         return DeviceTruncation(*(tensor[draws] for tensor in self))
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(NamedTuple):
     """The settings of draws, an array [draws] each."""
 
     temperature: npt.NDArray[np.float32]
@@ -81,10 +79,6 @@ class Truncation:
             np.array([s.top_k if s.top_k < vocab_size else 0 for s in settings], np.int64),
             np.array([s.top_p for s in settings], np.float64),
         )
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """In the order of `DeviceTruncation`."""
-        return [getattr(self, name) for name in DeviceTruncation._fields]
 
 
 def truncate(scores: torch.Tensor, limits: DeviceTruncation, deepest: int, nucleus: bool) -> None:

@@ -10,12 +10,11 @@ from functools import cache
 from types import ModuleType
 
 import torch
-from torch.nn.functional import pad
 
 from services.engine.sampling.truncation import WHOLE, weights
 
 AT_ONCE = 1 << 24  # logits at once: 24 bytes of memory for each
-CHUNK = 64  # tokens; the last chunk of a row may have fewer
+CHUNK = 64  # tokens; the last chunk of a row may have fewer; kernels/search.h has the same number
 
 
 def kernels(raw: torch.Tensor) -> ModuleType | None:
@@ -51,12 +50,13 @@ def score(
 
 
 def chunk_maxima(raw: torch.Tensor) -> torch.Tensor:
-    """The largest logit of each chunk [rows, chunks]."""
+    """The largest logit of each chunk [rows, chunks]; not finite where a chunk has NaN."""
     if known := kernels(raw):
-        maxima: torch.Tensor = known.maxima(raw)
-        return maxima
-    chunks: torch.Tensor = pad(raw, (0, -raw.shape[1] % CHUNK), value=-torch.inf).unflatten(1, (-1, CHUNK))
-    return chunks.amax(dim=2)
+        found: torch.Tensor = known.maxima(raw)
+        return found
+    whole, rest = divmod(raw.shape[1], CHUNK)
+    maxima = raw[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(dim=-1)
+    return torch.cat([maxima, raw[:, -rest:].amax(dim=-1, keepdim=True)], dim=1) if rest else maxima
 
 
 def _log_sums(raw: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:

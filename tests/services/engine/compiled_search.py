@@ -12,8 +12,9 @@ from plain_sampler import plain_token
 
 from services.engine.backends.cpu.build import kernels
 from services.engine.sampling import cpu_sampler
-from services.engine.sampling.search import CompiledSearch, chunk_maxima
+from services.engine.sampling.search import CompiledSearch
 from services.engine.sampling.truncation import WHOLE, weights
+from services.engine.sampling.whole_rows import chunk_maxima
 from services.files import user_cache
 
 

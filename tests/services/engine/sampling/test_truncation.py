@@ -13,8 +13,9 @@ import torch
 from marked import full
 
 from services.engine.backends.cpu import build
-from services.engine.sampling.search import DRAW, chunk_maxima
+from services.engine.sampling.search import DRAW
 from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
+from services.engine.sampling.whole_rows import chunk_maxima
 from services.requests import SamplingParams
 
 
@@ -76,9 +77,7 @@ SETTINGS = [
 def keep_all(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
     """Truncate whole vocabularies, all requests at once."""
     of = Truncation.from_params(settings, scores.shape[1])
-    truncate(
-        scores, DeviceTruncation(*map(torch.from_numpy, of.arrays())), int(of.top_k.max()), bool((of.top_p < 1.0).any())
-    )
+    truncate(scores, DeviceTruncation(*map(torch.from_numpy, of)), int(of.top_k.max()), bool((of.top_p < 1.0).any()))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -120,7 +120,7 @@ def test_min_p_drops_what_the_plain_one_drops() -> None:
 def drawn(logits: torch.Tensor, rows: list[RequestState]) -> list[int]:
     """The kernels' tokens. Half of the rows lie in the second tensor."""
     limits = Truncation.from_params([row.sampling for row in rows], logits.shape[1])
-    there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
+    there = DeviceTruncation(*map(torch.from_numpy, limits))
     noise_keys = keys(
         (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
     )
