@@ -87,12 +87,12 @@ class RankDecoder(ABC):
 
     @property
     def layers(self) -> list[LayerShape]:
-        return _shapes(self._part, *self._layout.layers(self._spec.layers))
+        return shapes(self._part, *self._layout.layers(self._spec.layers))
 
     @property
     def layers_in_memory(self) -> list[LayerShape]:
         """See Decoder. All ranks of a CPU share its memory; a GPU has one rank."""
-        return _shapes(self._spec, 0, self._spec.layers) if self._device.type == "cpu" else self.layers
+        return shapes(self._spec, 0, self._spec.layers) if self._device.type == "cpu" else self.layers
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""
@@ -158,7 +158,7 @@ class RankDecoder(ABC):
         return logits if layout.samples else None
 
 
-def _shapes(part: DecoderSpec, first: int, end: int) -> list[LayerShape]:
+def shapes(part: DecoderSpec, first: int, end: int) -> list[LayerShape]:
     """What these layers of the model keep of a token: nothing, if they attend to the keys and values of others."""
     own = [part.heads_of(layer) for layer in range(first, end) if part.kv_layer(layer) == layer]
     if part.both_ways:  # no later iteration needs any of it, so all layers write to one place

@@ -73,9 +73,8 @@ class Links:
         return total
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank of this stage has [rows, columns], in the order of ranks; the shape is the same on all."""
-        if self._stage is None:
-            return [part]
+        """What each of the ranks of this stage has [rows, columns], in their order; the shape is the same on all."""
+        assert self._stage is not None, "a stage of one rank gathers nothing"
         together = part.new_empty(self._tp * len(part), part.shape[1])
         self._stage._allgather_base(together, part).wait()
         return list(together.split(len(part)))
@@ -117,14 +116,10 @@ class Links:
         self._over = True
         groups = self._device_groups()
         with ThreadPoolExecutor(len(groups)) as at_once:  # an abort may wait for the kernels of the other groups
-            list(at_once.map(_end, groups))
+            list(at_once.map(lambda group: group.abort(), groups))
 
     def _device_groups(self) -> list[Group]:
         return [group for group in (self._stage, self._before, self._after) if group]
-
-
-def _end(group: Group) -> None:
-    group.abort()
 
 
 class Watch:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import torch
-
 from services.engine.batch.block_names import BYTES
-from services.engine.batch.kv_cache import LayerShape
+from services.engine.parallel.decoder import shapes
 from services.engine.settings import CPU_SHARE, EngineSettings, choose_block_size
-from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.errors import ModelError, SettingsError
 from services.models.info import ModelInfo, choose_length
@@ -31,7 +28,8 @@ def needed(folder: Path, settings: EngineSettings, memory: int) -> int:
     fixed = weights + settings.beside_model
     length = choose_length(ModelInfo.load(folder, settings.cache_dir).max_model_len, settings.max_model_len)
     spec = loading.fast_path_spec(folder, settings)
-    per_token = _bytes_per_token(spec, devices.choose_cache_dtype(settings, dtype)) if spec else 0
+    kept = shapes(spec, 0, spec.layers) if spec and not spec.both_ways else []
+    per_token = sum(layer.bytes(devices.choose_cache_dtype(settings, dtype)) for layer in kept)
     size = choose_block_size(settings)
     block, share = max(BYTES, size * per_token), settings.kv_memory_fraction or CPU_SHARE
     least = fixed + (settings.kv_blocks * block or int(block / share))
@@ -47,11 +45,3 @@ def needed(folder: Path, settings: EngineSettings, memory: int) -> int:
     with contextlib.suppress(SettingsError):  # no block fits, which the engine says when it counts them
         return fixed + block * devices.count_blocks(settings, block, size, length, free, device)
     return fixed
-
-
-def _bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """The keys and values of a token in all layers that have their own."""
-    if spec.both_ways:
-        return 0
-    own = [spec.heads_of(layer) for layer in range(spec.layers) if spec.kv_layer(layer) == layer]
-    return sum(LayerShape(heads.kv_heads, heads.head_dim, heads.head_dim).bytes(dtype) for heads in own)

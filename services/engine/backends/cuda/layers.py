@@ -31,12 +31,11 @@ from services.engine.families.decoder_weights import (
     Table,
     rotary_table,
 )
+from services.engine.parallel.decoder import AllReduce
 from services.engine.parallel.layout import Layout
 from services.engine.spec import DecoderSpec
 from services.engine.weights.description import tensor_bytes
 from services.engine.weights.quantized import QuantizedWeight, stack
-
-AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 PARTIAL_SPLITS = 2048  # whose sums Partials keep, of a KV head's queries: half a million positions in one batch
 
