@@ -133,15 +133,19 @@ def load_fast(
     devices.keep_kernels(settings.cache_dir)
     spec = spec.for_length(length)
     weights = open_model(spec, source, settings, layout.partition)
+    dtype = devices.choose_dtype(settings, device)
+    cached = devices.choose_cache_dtype(settings, dtype)
     if device.type == "cpu":
-        setup = cpu_setup(spec, weights, settings, length, allocate)
-        return CpuDecoder(setup.library, pack_model(setup, layout))
+        library, kept = kernels(settings.cache_dir), torch.int8 if settings.weights == "int8" else dtype
+        if spec.both_ways:  # its keys are of one iteration, in which attention on tiles would see only the ones before
+            cached = torch.float32
+        setup = CpuSetup(library, spec, weights, dtype, kept, cached, torch.get_num_threads(), length, allocate)
+        return CpuDecoder(library, pack_model(setup, layout))
     from services.engine.backends.cuda.decoder import CudaDecoder  # Triton may be absent
     from services.engine.backends.cuda.layers import CudaSetup
     from services.engine.backends.cuda.plan import Tiles
 
-    dtype = devices.choose_dtype(settings, device)
-    tiles, cached = partial(Tiles.fitting, dtype), devices.choose_cache_dtype(settings, dtype)
+    tiles = partial(Tiles.fitting, dtype)
     most_rank = settings.max_lora_rank if settings.adapters and not spec.both_ways else 0
     return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, tiles, cached, allocate, most_rank), layout)
 
@@ -163,18 +167,6 @@ def open_model(
     if spec.both_ways:
         weights.head = torch.eye(spec.hidden)
     return weights
-
-
-def cpu_setup(
-    spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int, allocate: Allocate = zeros
-) -> CpuSetup:
-    """What the weights of a CpuDecoder are packed from. Raises NoKernels."""
-    dtype = devices.choose_dtype(settings, devices.choose_device(settings))
-    kept = torch.int8 if settings.weights == "int8" else dtype
-    # keys of an encoder are of one iteration, in which attention on tiles would see only the ones before each
-    cached = torch.float32 if spec.both_ways else devices.choose_cache_dtype(settings, dtype)
-    library = kernels(settings.cache_dir)
-    return CpuSetup(library, spec, weights, dtype, kept, cached, torch.get_num_threads(), length, allocate)
 
 
 def describe_weights(folder: Path, settings: EngineSettings, decoder: Decoder) -> str:

@@ -45,7 +45,6 @@ from services.engine.spec import DecoderSpec
 from services.engine.weights.quantized import QuantizedWeight, Values, Weight, times
 
 CPU = torch.device("cpu")
-ONE_PROCESS = Layout()
 GROUP_STEP = 16  # groups are multiples of it: STEP in groups.h
 PLANES = (5, 6)  # bits of codes that are kept in so many, beside four and eight
 E4M3_FACTOR = 2.0**120  # of scales: the kernels read FP8 as so much smaller numbers
@@ -69,7 +68,7 @@ class CpuSetup:
     allocate: Allocate = zeros  # memory for the matrices
 
 
-def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
+def pack_model(setup: CpuSetup, layout: Layout) -> PackedModel:
     """Read and pack a rank's part of the model."""
     weights, part = setup.weights, layout.part_of(setup.spec)
     packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
