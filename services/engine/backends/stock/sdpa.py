@@ -50,14 +50,6 @@ class _Span:
     mask: torch.Tensor | None  # [1, 1, tokens, keys]; None: causal
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls that layers with one mask share."""
-
-    singles: list[_Singles]
-    spans: list[_Span]
-
-
 class SdpaAttention:
     """Attention of one iteration. Indices and masks are made once for all layers with the same mask."""
 
@@ -83,12 +75,12 @@ class SdpaAttention:
         assert call.layer is not None
         layer = self._numbers[call.layer]
         scoring = Scoring(call.scaling, call.extras.get("softcap"), call.extras.get("s_aux"))
-        calls = self._calls[self._masks[layer]]
+        of_singles, spans = self._calls[self._masks[layer]]
         self._cache.write(layer, self._slots, call.key, call.value)
         output = call.empty()
-        for singles in calls.singles:
+        for singles in of_singles:
             output[singles.tokens] = self._attend_singles(layer, singles, call.query, scoring)
-        for span in calls.spans:
+        for span in spans:
             output[span.tokens] = self._attend_span(layer, span, call, scoring)
         return output
 
@@ -106,12 +98,13 @@ class SdpaAttention:
         queries = call.query[None, span.tokens].to(keys.dtype).transpose(1, 2)
         return sdpa(queries, keys, values, span.mask, scoring)[0].transpose(0, 1).to(call.query.dtype)
 
-    def _make_calls(self, mask: LayerMask) -> _Calls:
+    def _make_calls(self, mask: LayerMask) -> tuple[list[_Singles], list[_Span]]:
+        """The calls that layers with this mask share."""
         batch = self._batch
         lengths = (batch.contexts + np.diff(batch.starts)).tolist()
         singles = [i for i in range(batch.num_requests) if batch.length(i) == 1]
         singles.sort(key=lengths.__getitem__)
-        return _Calls(
+        return (
             [self._pad(mask, lengths, singles[i : i + GROUP]) for i in range(0, len(singles), GROUP)],
             [self._span(mask, i) for i in range(batch.num_requests) if batch.length(i) > 1],
         )
