@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from services.engine.weights.bitsandbytes import bitsandbytes
 from services.engine.weights.compressed import compressed_tensors
 from services.engine.weights.description import Quantization
 from services.engine.weights.floats import fp8, mxfp4
-from services.engine.weights.format import Config, Format, Groups
+from services.engine.weights.format import Config, Format, Groups, Parts
 from services.engine.weights.modelopt import modelopt
 from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
 from services.engine.weights.tensors import Checkpoint
@@ -68,31 +67,6 @@ def open_folder(folder: Path, as_stored: bool = False) -> Checkpoint | Quantized
     return numbers
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """See Parts. `stem`: the names of its tensors up to their ends. `expert`: that of several which it is."""
-
-    stored: Checkpoint
-    stem: str
-    expert: int | None = None
-
-    def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
-        if self.expert is None:
-            return self.stored.read(self.stem + name, rows)
-        own = self.stored.read(self.stem + name, (self.expert, self.expert + 1))[0]
-        return own[slice(*rows)] if rows else own
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = self.stored.shape(self.stem + name)
-        return shape if self.expert is None else shape[1:]
-
-    def optional(self, name: str) -> torch.Tensor | None:
-        return self.tensor(name) if name in self else None
-
-    def __contains__(self, name: str) -> bool:
-        return self.stem + name in self.stored
-
-
 class QuantizedCheckpoint:
     """See Tensors. `read` returns a quantized weight as numbers, rounded to bfloat16. Parts of a quantized weight are
     cut from the whole.
@@ -104,7 +78,7 @@ class QuantizedCheckpoint:
         """Opens `folder`, which stores weights by `format_`. Raises ModelError for a folder without safetensors."""
         self._stored = Checkpoint(folder)
         self._format = format_
-        self._modules: dict[str, _Module] = {}
+        self._modules: dict[str, Parts] = {}
         self._experts: dict[str, list[str]] = {}  # the names of each expert's, by that of all
         for name in self._stored.names:
             for mark, own in format_.marks.items():
@@ -117,11 +91,11 @@ class QuantizedCheckpoint:
     def _add(self, name: str, stem: str, mark: str, own: str) -> None:
         """Add the weight, or those of experts, of which one of the tensors is `name`."""
         if not self._format.of_experts:
-            self._modules[stem + own] = _Module(self._stored, stem + mark[0])
+            self._modules[stem + own] = Parts(self._stored, stem + mark[0])
             return
         experts, _, part = stem.rpartition(".")
         singles = [f"{experts}.{i}.{part}.weight" for i in range(self._stored.rows(name))]
-        self._modules |= {single: _Module(self._stored, stem + mark[0], i) for i, single in enumerate(singles)}
+        self._modules |= {single: Parts(self._stored, stem + mark[0], i) for i, single in enumerate(singles)}
         self._experts[stem + own] = singles
 
     @property

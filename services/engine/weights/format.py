@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from services.engine.parallel.layout import RowRange
 from services.engine.weights.quantized import GroupFormat, QuantizedWeight, Weight
+from services.engine.weights.tensors import Checkpoint
 from services.errors import ModelError
 
 # how a QuantizedWeight is stored, or why a weight is numbers that no backend executes as it is stored
@@ -17,22 +18,32 @@ Groups = GroupFormat | str
 Config = Mapping[str, Any]  # the `quantization_config` of a folder's config.json
 
 
-class Parts(Protocol):
-    """The tensors of one module, by the ends of their names."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tensors of one module, by the ends of their names behind `stem`. `expert`: that of several which it is."""
+
+    stored: Checkpoint
+    stem: str
+    expert: int | None = None
 
     def tensor(self, name: str, rows: RowRange | None = None) -> torch.Tensor:
         """A tensor, or these rows of it. Raises ModelError if the module has no tensor of this name."""
-        ...
+        if self.expert is None:
+            return self.stored.read(self.stem + name, rows)
+        own = self.stored.read(self.stem + name, (self.expert, self.expert + 1))[0]
+        return own[slice(*rows)] if rows else own
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it. Raises ModelError if the module has no tensor of this name."""
-        ...
+        shape = self.stored.shape(self.stem + name)
+        return shape if self.expert is None else shape[1:]
 
     def optional(self, name: str) -> torch.Tensor | None:
         """A tensor, or None if the module has none of this name."""
-        ...
+        return self.tensor(name) if name in self else None
 
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool:
+        return self.stem + name in self.stored
 
 
 @dataclass(frozen=True, slots=True)
