@@ -149,23 +149,17 @@ class QuantizedWeight:
 
     def part(self, rows: RowRange | None = None, columns: RowRange | None = None) -> QuantizedWeight:
         """These outputs, or these inputs. Groups become smaller if the inputs end within one."""
-        if columns and (columns[0] % self.group or columns[1] % self.group):
-            return self.regrouped(math.gcd(self.group, *columns)).part(rows, columns)
-        own = slice(*rows) if rows else slice(None)
-        codes = self.codes[own, slice(*columns)] if columns else self.codes[own]
-        groups = slice(None)
-        if columns:
-            groups = slice(columns[0] // self.group, columns[1] // self.group)
-        supers = self.supers
-        if columns:
-            larger = slice(columns[0] // SUPER, columns[1] // SUPER)
-            supers = () if columns[0] % SUPER or columns[1] % SUPER else tuple(each[:, larger] for each in supers)
+        first, end = columns or (0, self.shape[1])
+        if first % self.group or end % self.group:
+            return self.regrouped(math.gcd(self.group, first, end)).part(rows, columns)
+        own = slice(*rows or (None,))
+        groups, larger = (slice(first // size, end // size) for size in (self.group, SUPER))
         return replace(
             self,
-            codes=codes,
+            codes=self.codes[own, first:end],
             scales=self.scales[own, groups],
             offsets=self.offsets[own, groups],
-            supers=tuple(each[own] for each in supers),
+            supers=() if first % SUPER or end % SUPER else tuple(each[own, larger] for each in self.supers),
         )
 
     def __len__(self) -> int:
