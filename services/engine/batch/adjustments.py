@@ -36,8 +36,6 @@ class Adjustments:
         "_completing",
         "_ids",
         "_places",
-        "_presence",
-        "_repetition",
         "_sampling",
         "_seen",
         "settings",
@@ -50,8 +48,6 @@ class Adjustments:
         self._columns = np.zeros((COLUMNS, 16), np.float32)
         self._seen = 0  # how many tokens of the request are in the table
         self.settings = NEUTRAL  # see Changes
-        self._repetition = sampling.repetition_penalty != 1.0
-        self._presence = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
         self._completing: set[int] = set()  # tokens that are banned because of the output so far
         for id, bias in sampling.logit_bias.items():
@@ -93,10 +89,10 @@ class Adjustments:
         s, num_output_tokens = self._sampling, len(token_ids) + unknown - num_prompt_tokens
         held_back = float(num_output_tokens < s.min_tokens)
         self.settings = held_back, s.repetition_penalty, s.presence_penalty, s.frequency_penalty
-        if self._repetition:
+        if s.repetition_penalty != 1.0:
             for id in dict.fromkeys(token_ids[self._seen :]):
                 self._add(id, SEEN, 1.0)
-        if self._presence:
+        if s.presence_penalty or s.frequency_penalty:
             for id in token_ids[max(self._seen, num_prompt_tokens) :]:
                 self._add(id, COUNT, 1.0)
         self._seen = len(token_ids)

@@ -69,10 +69,6 @@ class RequestState:
         self.num_computed_tokens += len(more)
 
     @property
-    def output_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def num_tokens(self) -> int:
         return len(self.token_ids) + self.unknown
 
@@ -131,7 +127,7 @@ class RequestStates:
         return len(self._states)
 
     def known(self, ids: Iterable[str]) -> Iterator[RequestState]:
-        """Those of these requests that are here."""
+        """The requests of these ids that are here."""
         return (state for id in ids if (state := self._states.get(id)))
 
     def clear(self) -> None:

@@ -29,7 +29,7 @@ def plain_token(logits: torch.Tensor, row: RequestState, eos: frozenset[int]) ->
 
 def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None:
     """Bias, ends held back, bad words, allowed tokens, a grammar's mask, penalties, an id at a time."""
-    s = row.sampling
+    s, output_ids = row.sampling, row.token_ids[row.num_prompt_tokens :]
     for id, bias in s.logit_bias.items():
         scores[id] += bias
     if row.num_output_tokens < s.min_tokens:
@@ -37,7 +37,7 @@ def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None
             if id < len(scores):
                 scores[id] = -torch.inf
     for *beginning, last in s.bad_words:
-        if row.output_ids[max(0, row.num_output_tokens - len(beginning)) :] == beginning:
+        if output_ids[max(0, row.num_output_tokens - len(beginning)) :] == beginning:
             scores[last] = -torch.inf
     for id in range(len(scores)) if s.allowed_token_ids else ():
         if id not in s.allowed_token_ids:
@@ -47,7 +47,7 @@ def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None
             scores[id] = -torch.inf
     for id in set(row.token_ids):
         scores[id] = scores[id] / s.repetition_penalty if scores[id] > 0 else scores[id] * s.repetition_penalty
-    for id, count in Counter(row.output_ids).items():
+    for id, count in Counter(output_ids).items():
         presence, frequency = np.float32(s.presence_penalty), np.float32(s.frequency_penalty)
         scores[id] -= float(presence + frequency * np.float32(count))
     scores.clamp_(max=torch.finfo(torch.float32).max)

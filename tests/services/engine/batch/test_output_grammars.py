@@ -86,7 +86,7 @@ def test_a_row_made_again_has_the_same_mask() -> None:
         for _ in range(12):
             sampler.prepare(kept)
             assert kept.mask is not None
-            again = row("again", grammar, kept.output_ids)
+            again = row("again", grammar, kept.token_ids[kept.num_prompt_tokens :])
             sampler.prepare(again)
             assert again.mask is not None
             assert again.mask.tolist() == kept.mask.tolist()

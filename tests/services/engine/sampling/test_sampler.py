@@ -163,11 +163,12 @@ def test_no_output_has_a_bad_word(data: st.DataObject) -> None:
     for step in range(12):
         result = sampler.draw(logits[step], [one]).output.result()
         if result.failed:
-            begun = {last for *start, last in words if one.output_ids[len(one.output_ids) - len(start) :] == start}
+            spoken = one.token_ids[one.num_prompt_tokens :]
+            begun = {last for *start, last in words if spoken[len(spoken) - len(start) :] == start}
             assert begun >= set(allowed or range(6))
             break
         one.token_ids.append(result.tokens["r"])
-    spoken = one.output_ids
+    spoken = one.token_ids[one.num_prompt_tokens :]
     assert not allowed or set(spoken) <= set(allowed)
     for word in words:
         assert all(tuple(spoken[i : i + len(word)]) != word for i in range(len(spoken)))
