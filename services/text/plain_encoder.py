@@ -1,4 +1,4 @@
-"""Encodes texts in which nothing is a special token."""
+"""The library's tokenizer, and what encodes texts in which nothing is a special token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import tokenizers
 from services.errors import ModelError
 
 
-def plain_encoder(folder: Path) -> Callable[[str], list[int]]:
-    """A function from a text to its token ids, by the tokenizer.json in `folder`; the spelling of a special token is
-    plain text for it. Can be used by several threads. Raises ModelError."""
+def load_backend(folder: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer by the tokenizer.json in `folder`, which neither cuts nor fills up texts. Raises
+    ModelError."""
     path = folder / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
@@ -20,6 +20,13 @@ def plain_encoder(folder: Path) -> Callable[[str], list[int]]:
         raise ModelError(f"{path} cannot be read: {error}") from None
     backend.no_truncation()
     backend.no_padding()
+    return backend
+
+
+def plain_encoder(folder: Path) -> Callable[[str], list[int]]:
+    """A function from a text to its token ids; the spelling of a special token is plain text for it. Can be used by
+    several threads. Raises ModelError."""
+    backend = load_backend(folder)
     backend.encode_special_tokens = True
 
     def encode(text: str) -> list[int]:

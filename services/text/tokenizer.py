@@ -9,10 +9,10 @@ from typing import Any
 
 import tokenizers
 
-from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
 from services.text.length_bound import LengthBound
 from services.text.plain_contents import OwnMarks, PlainContents
+from services.text.plain_encoder import load_backend
 from services.text.token_bytes import TextTables
 from services.text.tokenizer_config import TokenizerConfig
 from services.text.tokenizer_json import read_tokenizer_json
@@ -45,8 +45,6 @@ class Tokenizer:
         plain: PlainContents | None = None,
     ) -> None:
         self._backend = backend
-        self._backend.no_truncation()
-        self._backend.no_padding()
         self._template = template
         self.tables = tables
         self.config = config
@@ -61,14 +59,9 @@ class Tokenizer:
         tables = TextTables.made_of(raw, folder, exact)
         assert tables.with_special is not None
         bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
-        path = folder / "tokenizer.json"
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"{path} cannot be read: {error}") from None
         config = TokenizerConfig.load(folder)
         plain = PlainContents(raw, f"{config.chat_template}{config.tool_template}") if exact else None
-        return cls(backend, tables, ChatTemplate.load(folder), config, bound, plain)
+        return cls(load_backend(folder), tables, ChatTemplate.load(folder), config, bound, plain)
 
     @property
     def vocab_size(self) -> int:
@@ -78,10 +71,6 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self.tables.special_ids
-
-    @property
-    def token_bytes(self) -> Sequence[bytes]:
-        return self.tables.token_bytes
 
     def least_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`, computed from its length; 0 if there is none."""
