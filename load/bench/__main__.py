@@ -32,13 +32,12 @@ from load.bench import phases
 from load.bench.adapters import adapters
 from load.bench.bench import Bench, Budget, PartResult
 from load.bench.drafts import drafts
-from load.bench.outliving import outlives
 from load.bench.rates import rates_table
 from load.bench.sampling import sampler
 from load.bench.takeover import takeover
 from load.bench.timing import FULL, Scale
 from load.options import Options
-from load.report import machine, table
+from load.report import machine
 
 LIMIT = 150.0  # seconds of a part on a GPU
 STDERR = 2  # the descriptor
@@ -70,14 +69,6 @@ def rates(bench: Bench) -> PartResult:
     return PartResult(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
 
 
-def outliving(bench: Bench) -> PartResult:
-    """Whether a process's memory on this device outlives it."""
-    found = outlives(bench.device.type)
-    return PartResult(
-        table(["memory made by another process", ""], [[name, str(is_so)] for name, is_so in found.items()]), found
-    )
-
-
 def alone(part: str, module: str = "kernels") -> Callable[[Bench], PartResult]:
     """A part in a module that imports Triton. Not every machine has it."""
 
@@ -105,7 +96,6 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "adapters": (adapters, "increments with LoRA adapters beside increments without"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
-    "outliving": (outliving, "whether the memory of a process outlives it"),
     "takeover": (takeover, "engines that are killed under load, and their spares"),
 }
 OF_A_CPU = ("rates", "single", "increments", "initiations", "mixed", "paper", "sampler", "drafts")
