@@ -21,6 +21,14 @@ class IterationTime:
     def total(self) -> float:
         return sum(self.stages) + self.hand_over * (len(self.stages) - 1)
 
+    def leave(self, free: list[float], arrived: float) -> float:
+        """When the iteration leaves the last stage, if it arrives at the first one then. `free`: when each stage is,
+        which is changed."""
+        for stage, seconds in enumerate(self.stages):
+            free[stage] = max(arrived, free[stage]) + seconds
+            arrived = free[stage] + self.hand_over
+        return free[-1]
+
 
 @dataclass(frozen=True, slots=True)
 class PerToken:

@@ -46,7 +46,8 @@ class VirtualEngine:
         drafted = sum(map(len, iteration.drafts.values()))
         time = self._cost.iteration(rows, len(sampled) + drafted)
         loop = asyncio.get_running_loop()
-        done = self._pass(time, loop.time())
+        self._free_at = self._free_at or [loop.time()] * len(time.stages)
+        done = time.leave(self._free_at, loop.time())
         tokens, more = dict.fromkeys(sampled, TOKEN), {id: [TOKEN] * right for id, right in sampled.items() if right}
         result = IterationResult(iteration.epoch, iteration.step, tokens, elapsed=time.total, more=more)
         future: asyncio.Future[IterationResult] = loop.create_future()
@@ -75,12 +76,3 @@ class VirtualEngine:
                 request.known += 1 + right
                 sampled[id] = right
         return rows, sampled
-
-    def _pass(self, time: IterationTime, now: float) -> float:
-        """When the iteration leaves the last stage."""
-        self._free_at = self._free_at or [now] * len(time.stages)
-        arrived = now
-        for stage, seconds in enumerate(time.stages):
-            self._free_at[stage] = max(arrived, self._free_at[stage]) + seconds
-            arrived = self._free_at[stage] + time.hand_over
-        return self._free_at[-1]

@@ -50,9 +50,5 @@ def batch_seconds(batch: list[Request], cost: Cost, microbatch_size: int) -> flo
         for micro, count in enumerate(rows):
             time = cost.iteration([new] * count, count)
             free = free or [0.0] * len(time.stages)
-            arrived = left[micro]
-            for stage, seconds in enumerate(time.stages):
-                free[stage] = max(arrived, free[stage]) + seconds
-                arrived = free[stage] + time.hand_over
-            left[micro] = free[-1]
+            left[micro] = time.leave(free, left[micro])
     return max(left)

@@ -88,10 +88,10 @@ def run(out: Path | None) -> str:
     return "\n\n".join(tables({about: rows}))
 
 
-async def overload(population: Sequence[Clients], times: float, limits: Limits = LIMITS) -> dict[str, float]:
+async def overload(population: Sequence[Clients], times: float) -> dict[str, float]:
     """Send requests at `times` the capacity. Returns whole answers and refusals per second, also of each tenant."""
     begin = min([LONGEST, *(clients.patience for clients in population)])
-    pool, draw, setup = Crowd(limits), random.Random(0), Setup(Knobs(PLACES))
+    pool, draw, setup = Crowd(LIMITS), random.Random(0), Setup(Knobs(PLACES))
     visits: list[tuple[Clients, float, asyncio.Task[Answer | None]]] = []
     async with Served(pool, [VirtualEngine(Cost())], figures_of(PLACES * 512, 512), setup):
         alive = asyncio.create_task(pool.stay_registered())
