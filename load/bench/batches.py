@@ -116,7 +116,7 @@ class Batches:
         return self._known(tokens) and batch * self._blocks(tokens) <= self._figures.num_blocks
 
     def fits_mixed(self, batch: int, tokens: int, prompts: int, length: int) -> bool:
-        """The same with `prompts` prompts of `length` tokens beside them."""
+        """Whether it can hold `prompts` prompts of `length` tokens beside `batch` requests of `tokens` tokens."""
         blocks = batch * self._blocks(tokens) + prompts * self._blocks(length)
         return self._known(max(tokens, length)) and blocks <= self._figures.num_blocks
 

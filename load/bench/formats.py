@@ -114,7 +114,7 @@ def formats(bench: Bench) -> PartResult:
 
 
 def _measure(bench: Bench, name: str, draw: Draw, products: list[Product]) -> list[dict[str, Any]]:
-    """Of this format, what there is at each number of rows."""
+    """The bits and times of products by this format, at each number of rows."""
     run, bits, stored = Products(), "", 0.0
     floors: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
     times: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}

@@ -64,7 +64,7 @@ def seconds_of(calls: Sequence[Callable[[], object]], device: torch.device, scal
 
 
 def device_seconds(calls: Sequence[Callable[[], object]], device: torch.device, scale: Scale) -> float:
-    """As `seconds_of`, for calls that never wait for the device.
+    """The seconds of one of these calls, which never wait for the device; see `seconds_of`.
 
     On CUDA all calls are replayed as one graph: the cost of a launch is no limit of the machine.
     """

@@ -94,8 +94,8 @@ def read_by_family(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearSh
 
 
 def _called(model: Any, linears: dict[str, LinearShape]) -> set[str]:
-    """Those that transformers' layers call once with all tokens. What a layer computes by the weight alone, and what
-    gets some tokens only, as experts do, cannot be changed beside it."""
+    """The linear layers that transformers' layers call once with all tokens. What a layer computes by the weight alone,
+    and what gets some tokens only, as experts do, cannot be changed beside it."""
     tokens, calls = 5, Counter[str]()
 
     def note(name: str) -> Any:

@@ -105,7 +105,8 @@ def _random_adapter(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearS
 
 
 def _encoder_trial(folder: Path, settings: EngineSettings, full: DecoderSpec, dtype: torch.dtype) -> float:
-    """The same for hidden states of an encoder, of texts alone in a batch and of many together."""
+    """The largest difference of two hidden states of an encoder, of texts alone in a batch and of many together; see
+    `trial`."""
     config, pooling = load_encoder_config(folder), pooling_of(folder)
     assert pooling is not None
     config.num_hidden_layers, config.vocab_size = LAYERS, min(config.vocab_size, WIDEST)
