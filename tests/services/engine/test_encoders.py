@@ -15,6 +15,7 @@ from marked import full
 from test_vectors import SETTINGS, bits, check, texts
 from vector_models import ENCODERS, make_encoder, write_modules
 
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
 from services.engine.families.bert import Bert
 from services.engine.families.decoder_weights import DecoderWeights
@@ -91,6 +92,18 @@ def test_the_trial_finds_a_wrong_layer(tmp_path: Path, monkeypatch: pytest.Monke
     folder = make_encoder(tmp_path / "tiny", "bert")
     monkeypatch.setattr(Bert, "_norm", lambda self, name: DecoderWeights._norm(self, "embeddings.LayerNorm"))
     assert trial(folder, SETTINGS) > bound_of(SETTINGS, torch.float32)
+
+
+def test_the_trial_finds_a_number_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = CpuDecoder.logits
+
+    def wrong(self: CpuDecoder, *given: Any) -> torch.Tensor:
+        made = logits(self, *given)
+        made[-1, 7] = torch.nan
+        return made
+
+    monkeypatch.setattr(CpuDecoder, "logits", wrong)
+    assert not trial(make_encoder(tmp_path / "tiny", "bert"), SETTINGS) <= bound_of(SETTINGS, torch.float32)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])

@@ -124,17 +124,19 @@ def _encoder_trial(folder: Path, settings: EngineSettings, full: DecoderSpec, dt
         states.append(RequestState(f"proof/{i}", text, count, SamplingParams(1, second_text=count // 2)))
         states[-1].blocks = array("i", [i])
     fast.bind(KVCache(fast.layers, len(states), max(PROMPTS), fast.cache_dtype, device))
-    worst = 0.0
+    worst = torch.zeros((), device=device)
     with torch.inference_mode():
         for some in (states[:1], states[-1:], states):
             batch = pack_batch([(state, state.num_prompt_tokens) for state in some], max(PROMPTS), method="mean")
-            ours, theirs = fast.forward(batch), stock.forward(batch)
-            assert ours is not None
-            scale = theirs.square().mean(-1, keepdim=True).sqrt()
-            worst = max(worst, float(((ours - theirs) / scale).abs().max()))
-            if worst != worst:  # NaN
-                break
-    return worst
+            worst = torch.maximum(worst, _difference(fast.forward(batch), stock.forward(batch)))
+    return float(worst)
+
+
+def _difference(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor:
+    """The largest difference, in units of the root mean square of its row; NaN if there is one."""
+    assert ours is not None
+    assert theirs is not None
+    return ((ours - theirs) / theirs.square().mean(-1, keepdim=True).sqrt()).abs().max()
 
 
 def _shortened(config: Any, exact: bool) -> Any:
@@ -200,10 +202,7 @@ def compare(
     for each in _iterations(states, len(prompts), spec.vocab):
         scheduled = sorted(each, key=lambda one: one[0].sampling.adapter)  # as in every batch
         ours, theirs = (decoder.forward(pack_batch(scheduled, block_size)) for decoder in (fast, stock))
-        assert ours is not None
-        assert theirs is not None
-        scale = theirs.square().mean(-1, keepdim=True).sqrt()
-        worst = torch.maximum(worst, ((ours - theirs) / scale).abs().max())  # NaN wins
+        worst = torch.maximum(worst, _difference(ours, theirs))  # NaN wins
         for state, count in scheduled:
             state.num_computed_tokens += count
     return float(worst)
