@@ -32,13 +32,21 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values")  # as transformers' module
 INPUTS_FIRST = frozenset({"gpt2", "gpt-sw3"})  # transformers' Conv1D
 
 
-def load_config(folder: Path) -> Any:
+def load_config(folder: Path, encoder: bool = False) -> Any:
     """The config of the text model in `folder`, without its quantization: `open_folder` returns tensors that fit it. Of
-    a model that reads pictures or sounds too, it is the config of the text model alone.
+    a model that reads pictures or sounds too, it is the config of the text model alone; of an `encoder`, it is the
+    whole one.
 
     Raises ModelError if it has a feature that is not served.
     """
-    whole, config = _read(folder)
+    try:
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = whole.get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        words = " ".join(str(error).split())
+        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
+    if encoder:
+        return whole
     kind = AS_TEXT.get(config.model_type, config.model_type)
     _check(whole)
     _check(config)
@@ -57,21 +65,6 @@ def load_config(folder: Path) -> Any:
         for each in ("quantization_config", "compression_config"):
             config.__dict__.pop(each, None)
     return config
-
-
-def load_encoder_config(folder: Path) -> Any:
-    """The config of the encoder in `folder`. Raises ModelError."""
-    return _read(folder)[0]
-
-
-def _read(folder: Path) -> tuple[Any, Any]:
-    """The config in `folder`, and the one of its text model. Raises ModelError."""
-    try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return whole, whole.get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        words = " ".join(str(error).split())
-        raise ModelError(f"{folder} holds no model that transformers can read: {words}") from error
 
 
 def _alone(part: Any, kind: str, tied: bool) -> Any:

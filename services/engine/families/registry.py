@@ -100,9 +100,9 @@ def load_spec(folder: Path, cache: Path, encoder: bool = False) -> DecoderSpec |
     with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
         data = file.read_bytes()
         return wire.unpack(DecoderSpec, data) if data else None
-    from services.engine.families.config import load_config, load_encoder_config
+    from services.engine.families.config import load_config
 
-    spec = spec_of(load_encoder_config(folder) if encoder else load_config(folder), encoder)
+    spec = spec_of(load_config(folder, encoder), encoder)
     with contextlib.suppress(OSError):
         write_atomically(file, wire.pack(spec) if spec else b"")
     return spec

@@ -18,7 +18,7 @@ from services.engine.backends.stock.decoder import StockDecoder
 from services.engine.backends.stock.find_states import find_states
 from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
-from services.engine.families.config import load_config, load_encoder_config
+from services.engine.families.config import load_config
 from services.engine.families.fit import HEAD, describe_missing
 from services.engine.families.heads import head_of
 from services.engine.weights.folder import open_folder
@@ -56,7 +56,7 @@ def import_family(folder: Path) -> None:
     one, which takes seconds, where weights may take milliseconds. Raises ModelError."""
     pooling = pooling_of(folder)
     encoder = pooling is not None and pooling.encoder
-    config = load_encoder_config(folder) if encoder else load_config(folder)
+    config = load_config(folder, encoder)
     auto: Any = AutoModel if encoder else AutoModelForCausalLM
     with torch.device("meta"):
         auto.from_config(config)

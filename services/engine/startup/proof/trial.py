@@ -22,7 +22,7 @@ from services.engine.batch.flat_batch import pack_batch
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState
 from services.engine.decoder import Decoder
-from services.engine.families.config import load_config, load_encoder_config
+from services.engine.families.config import load_config
 from services.engine.families.linears import read_by_family, shapes_of
 from services.engine.families.llama import windows_of
 from services.engine.families.low_rank import read_layer
@@ -107,7 +107,7 @@ def _random_adapter(spec: DecoderSpec, base: Tensors, linears: dict[str, LinearS
 def _encoder_trial(folder: Path, settings: EngineSettings, full: DecoderSpec, dtype: torch.dtype) -> float:
     """The largest difference of two hidden states of an encoder, of texts alone in a batch and of many together; see
     `trial`."""
-    config, pooling = load_encoder_config(folder), pooling_of(folder)
+    config, pooling = load_config(folder, encoder=True), pooling_of(folder)
     assert pooling is not None
     config.num_hidden_layers, config.vocab_size = LAYERS, min(config.vocab_size, WIDEST)
     spec, device = spec_of(config, encoder=True), devices.choose_device(settings)
