@@ -6,13 +6,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-import torch
-
-from services.engine.backends.cpu.build import NoKernels
 from services.engine.families.fit import load_fit
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
-from services.engine.startup.loading import check_ranks, fast_path_spec, need_kernels
+from services.engine.startup.loading import check_ranks, fast_path_spec, runs_on_fast_path
 from services.engine.startup.proof.ahead import make_what_is_not_kept
 from services.engine.startup.proof.verdict import proven
 
@@ -33,17 +30,9 @@ def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
     settings = proven(folder, settings)
     if settings.tp * settings.pp > 1:
         check_ranks(folder, settings)
-    if not (fast_path_spec(folder, settings) and _has_kernels(device, settings)):
+    if not runs_on_fast_path(folder, settings):
         from services.engine.backends.stock.loading import import_family
 
         import_family(folder)
     devices.open_device(device)
     return settings
-
-
-def _has_kernels(device: torch.device, settings: EngineSettings) -> bool:
-    try:
-        need_kernels(settings, device)
-    except NoKernels:
-        return False
-    return True

@@ -22,9 +22,8 @@ import torch
 from filelock import FileLock
 
 from services.child_environment import without_settings
-from services.engine.backends.cpu.build import NoKernels, compiled
+from services.engine.backends.cpu.build import compiled
 from services.engine.settings import EngineSettings, choose_block_size
-from services.engine.spec import DecoderSpec
 from services.engine.startup import devices, loading
 from services.files import write_atomically
 
@@ -73,15 +72,9 @@ def proven(folder: Path, settings: EngineSettings, run: Run | None = None) -> En
     later ones read the verdict, which is kept beside the compiled kernels. Raises ModelError for a model that cannot be
     served.
     """
-    spec = loading.fast_path_spec(folder, settings)
-    device = devices.choose_device(settings)
-    if spec is None:
-        return settings
-    try:
-        loading.need_kernels(settings, device)
-    except NoKernels:
-        return settings  # loading reports it
-    verdict = _verdict(folder, settings, _file(folder, settings, spec, device), run or run_trial)
+    if not loading.runs_on_fast_path(folder, settings):
+        return settings  # loading reports kernels that are absent
+    verdict = _verdict(folder, settings, _file(folder, settings), run or run_trial)
     if not verdict.fault:
         return settings
     log.warning("the fast path does not serve %s here: %s", folder.name, verdict.fault)
@@ -156,8 +149,10 @@ def bound_of(settings: EngineSettings, dtype: torch.dtype) -> float:
     return max(of_weights, KV_BOUNDS[devices.choose_cache_dtype(settings, dtype)])
 
 
-def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
+def _file(folder: Path, settings: EngineSettings) -> Path:
     """Where the verdict is kept: a name made from all that a trial depends on."""
+    spec, device = loading.fast_path_spec(folder, settings), devices.choose_device(settings)
+    assert spec, "a model of the fast path"
     dtype = devices.choose_dtype(settings, device)
     weights = loading.open_model(spec, folder, settings)
     stored = weights.stored, sorted(weights.groups.items())
