@@ -26,20 +26,15 @@ Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor] 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros. On a CPU it has huge pages, without which a core spends much of its time on looking up
-    addresses, and gets memory when it is first written."""
+    """A tensor of zeros. On a CPU it gets memory when it is first written, in huge pages where the system has them:
+    otherwise a core spends much of its time on looking up addresses."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * int(dtype.itemsize)
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    advise_huge_pages(pages)
-    return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype).view(shape)
-
-
-def advise_huge_pages(pages: mmap.mmap) -> None:
-    """Ask for huge pages where the system has them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype).view(shape)
 
 
 class ReusedBuffer:
