@@ -165,10 +165,6 @@ class QuantizedWeight:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-        """These rows as numbers, as of a tensor."""
-        return self.take(rows).dequantize()
-
     def take(self, rows: torch.Tensor) -> QuantizedWeight:
         """These outputs, in this order."""
         codes, scales, offsets = (each[rows] for each in (self.codes, self.scales, self.offsets))
