@@ -48,13 +48,6 @@ class PackedBytes(Sequence[bytes]):
             raise IndexError(index)
         return self._joined[self._ends[index] : self._ends[index + 1]]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PackedBytes):
-            return NotImplemented
-        return self._ends == other._ends and self._joined == other._joined
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True, slots=True)
 class TextTables:
