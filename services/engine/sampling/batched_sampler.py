@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ AT_ONCE = 1 << 24  # scores that are drawn from at once: noise takes 16 bytes of
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What the device needs of the requests."""
+    """What the device needs of the requests: what `Batch.send` sends, in this order, and two more."""
 
     changed: torch.Tensor  # [changed]: requests whose logits change
     index: torch.Tensor
@@ -37,10 +37,10 @@ class OnDevice:
     keys: torch.Tensor  # [draws], of their noise
     asking: torch.Tensor  # [asking]: requests that ask for log probabilities
     limited: torch.Tensor  # [limited]: which of the changed requests have allowed tokens
-    limits: DeviceTruncation  # [draws]
-    forbidden: torch.Tensor  # [limited, vocab], bool
     masked: torch.Tensor  # [masked]: which of the changed requests have the mask of a grammar
     masks: torch.Tensor  # [masked, ceil(vocab / 32)], int32: a bit for each token that the grammar allows
+    limits: DeviceTruncation = field(kw_only=True)  # [draws]
+    forbidden: torch.Tensor = field(kw_only=True)  # [limited, vocab], bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Batch:
         limited = [(i, state.allowed) for i, state in enumerate(changed) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
         masks = [(i, mask) for i, state in enumerate(changed) if (mask := state.mask) is not None]
-        first, index, columns, values, draws, sources, noise_keys, asking, places, masked, words, *limits = send(
+        *sent, temperature, lowest, top_k, top_p = send(
             [
                 np.array(self.changed, np.int64),
                 changes.index,
@@ -99,23 +99,8 @@ class Batch:
             ],
             device,
         )
-        return OnDevice(
-            changed=first,
-            index=index,
-            columns=columns,
-            settings=values,
-            drawing=draws,
-            sources=sources,
-            keys=noise_keys,
-            asking=asking,
-            limited=places,
-            limits=DeviceTruncation(*limits),
-            forbidden=torch.stack(forbidden)
-            if forbidden
-            else torch.empty(0, vocab_size, dtype=torch.bool, device=device),
-            masked=masked,
-            masks=words,
-        )
+        others = torch.stack(forbidden) if forbidden else torch.empty(0, vocab_size, dtype=torch.bool, device=device)
+        return OnDevice(*sent, limits=DeviceTruncation(temperature, lowest, top_k, top_p), forbidden=others)
 
     def parts(self, vocab_size: int) -> Iterator[slice]:
         """The draws in parts that fit at once and that the same settings truncate."""
