@@ -322,7 +322,7 @@ class Scheduler:
         """
         finishing = [entry for batch in self._in_flight for entry in batch.finishing if not entry.removed]
         room = self._queues.room(finishing)
-        wanted = [self._kv.admission.num_blocks(entry) for entry in self._reading]
+        wanted = [self._kv.num_blocks(entry) for entry in self._reading]
         if not wanted:
             return room
         return replace(room, requests=max(0, room.requests - len(wanted)), blocks=max(0, room.blocks - sum(wanted)))
