@@ -39,7 +39,7 @@ from services.errors import (
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
 from services.logs import about, describe
-from services.loop.clock import RealClock
+from services.loop.clock import now
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.observers import Observer
@@ -272,16 +272,14 @@ class Ownership:
             cost=self._context.cost,
             cached_blocks=attachment.cached_blocks,
         )
-        clock, tracer = RealClock(), self._context.tracer
         recorder = Recorder(self._seat.name, self._seat.epoch, scheduler)
         observers: list[Observer] = [recorder]
-        if tracer:
-            observers.append(TenureTraces(tracer, self._seat.name, self._seat.epoch, clock.now))
+        if tracer := self._context.tracer:
+            observers.append(TenureTraces(tracer, self._seat.name, self._seat.epoch, now))
         self._loop = EngineLoop(
             self._pool,
             scheduler,
             client,
-            clock,
             self._seat,
             settings.constants.lease,
             attachment.figures,

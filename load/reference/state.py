@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
+from services.loop.clock import now, wait_any
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
 from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
 from services.requests import Tenure
@@ -20,7 +21,19 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
-    async def wait(self, awaitable: Any, timeout: float) -> bool: ...
+    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool: ...
+
+
+class LoopClock:
+    """The time of the running event loop."""
+
+    def now(self) -> float:
+        return now()
+
+    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool:
+        """Return whether `future` is done within `timeout` seconds. It is not cancelled."""
+        await wait_any([future], timeout)
+        return future.done()
 
 
 @dataclass(slots=True)
