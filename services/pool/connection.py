@@ -103,12 +103,8 @@ class Connection:
     async def run(self, name: str, prefix: str, packed: bytes) -> Any:
         """Run a script with its packed arguments. It is sent once: after an error the caller does not know whether it
         ran."""
-        script = scripts.script(name)
         with self._calling(name):
-            try:
-                return await self._confirmed("EVALSHA", script.sha, 1, prefix, packed)
-            except exceptions.NoScriptError:
-                return await self._confirmed("EVAL", script.text, 1, prefix, packed)
+            return await self._scripted(self._to_scripts, SCRIPT_TIMEOUT, name, (1, prefix, packed))
 
     async def command(self, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it."""
@@ -123,35 +119,33 @@ class Connection:
             return reply
 
     async def block_confirmed(self, timeout: float, prefix: str, *args: str | bytes | int) -> Any:
-        """The same, but with `wait_replicas` the reply is returned only when so many replicas have what it tells.
+        """As `block`, but with `wait_replicas` the reply is returned only when so many replicas have what it tells.
 
         They are asked for on the same connection: it may be one to an earlier master, for which its successor's
         replicas say nothing."""
         if not self.wait_replicas:
             return await self.block(timeout, *args)
-        confirm = scripts.script("confirm")
         with self._calling(str(args[0])):
-            seconds = timeout + BLOCK_SLACK
-            try:
-                call = ("EVALSHA", confirm.sha, 1, prefix, confirm.pack())
-                return await self._waited(self._to_blocking, seconds, args, call)
-            except exceptions.NoScriptError:
-                call = ("EVAL", confirm.text, 1, prefix, confirm.pack())
-                return await self._waited(self._to_blocking, seconds, args, call)
+            call = (1, prefix, scripts.script("confirm").pack())
+            return await self._scripted(self._to_blocking, timeout + BLOCK_SLACK, "confirm", call, args)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
             await close_client(client)
 
-    async def _confirmed(self, *args: str | bytes | int) -> Any:
-        """The reply to a script, when `wait_replicas` replicas have what it wrote."""
-        if not self.wait_replicas:
-            (reply,) = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args)
-            return reply
-        return await self._waited(self._to_scripts, SCRIPT_TIMEOUT, args)
+    async def _scripted(self, kept: KeptConnections, seconds: float, name: str, args: Command, *before: Command) -> Any:
+        """The reply to the first of the commands `before`, or to the script that follows them."""
+        script = scripts.script(name)
+        try:
+            return await self._confirmed(kept, seconds, *before, ("EVALSHA", script.sha, *args))
+        except exceptions.NoScriptError:
+            return await self._confirmed(kept, seconds, *before, ("EVAL", script.text, *args))
 
-    async def _waited(self, kept: KeptConnections, seconds: float, *commands: Command) -> Any:
+    async def _confirmed(self, kept: KeptConnections, seconds: float, *commands: Command) -> Any:
         """The reply to the first of some commands, when `wait_replicas` replicas have what they wrote."""
+        if not self.wait_replicas:
+            (reply,) = await self._follow(kept, seconds, *commands)
+            return reply
         wait = ("WAIT", self.wait_replicas, round(WAIT_TIMEOUT * 1000))
         reply, *_, count = await self._follow(kept, seconds, *commands, wait)
         if count < self.wait_replicas:
