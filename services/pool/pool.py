@@ -242,11 +242,9 @@ class RequestPool:
         return bool(await self._run("adapt", version=version, registry=registry))
 
     async def adapted(self) -> dict[str, str]:
-        """The digest of its adapter for each request that names one and has not ended. An earlier build that ended a
-        request left it here."""
-        found = await self._server.command("HGETALL", f"{self._prefix}adapted")
-        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        return {request.decode(): digest.decode() for request, digest in pairs}
+        """The digest of its adapter for each request that names one and has not ended."""
+        found = packing.by_name(await self._server.command("HGETALL", f"{self._prefix}adapted"))
+        return {request: digest.decode() for request, digest in found.items()}
 
     # --- schedulers ---
 
