@@ -63,18 +63,13 @@ class PoolServer:
         self._max_memory = 0  # bytes; set by `start`
         self._socket = _socket_path(self.data_dir)
         self._child: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        self.pid = 0  # of the server; 0 before the first start
         self._supervisor: asyncio.Task[None] | None = None
         self._users = Users(self.data_dir)
 
     @property
     def url(self) -> str:
         return f"redis://{self.host}:{self.port}" if self.port else f"unix://{self._socket}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id; 0 before the first start."""
-        return self._pid
 
     async def join(self, timeout: float = 60.0) -> int:
         """Become a user of the folder, so that no other process stops its server. `start` does this too.
@@ -116,7 +111,7 @@ class PoolServer:
             started = time.monotonic()
             try:
                 await self._wait_for_death()
-                log.warning("the pool's server (pid %d) died; starting it again", self._pid)
+                log.warning("the pool's server (pid %d) died; starting it again", self.pid)
                 pause = POLL if time.monotonic() - started > MAX_PAUSE else min(2 * pause, MAX_PAUSE)
                 await asyncio.sleep(pause)
                 await self._wait_for_disk_space()
@@ -157,7 +152,7 @@ class PoolServer:
                     raise PoolUnavailable(f"the server on {self.data_dir} does not answer: {error}") from None
                 await asyncio.sleep(POLL)
                 continue
-            self._pid = info["process_id"]
+            self.pid = info["process_id"]
             if info["loading"]:  # it refuses other commands, for as long as its file needs
                 deadline = time.monotonic() + timeout
                 await asyncio.sleep(POLL)
@@ -170,7 +165,7 @@ class PoolServer:
                 )
             await self._shut_down()
             child = None
-        if child and child.pid == self._pid:
+        if child and child.pid == self.pid:
             return  # its command line has our settings; what another user has set since stays
         alone = self._users.alone()  # what other users rely on is not weakened
         if self._appendfsync == "always" or alone:
@@ -194,7 +189,7 @@ class PoolServer:
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
             )
-            self._pid = self._child.pid
+            self.pid = self._child.pid
         return self._child
 
     def _command(self) -> list[str]:
@@ -242,17 +237,17 @@ class PoolServer:
             with contextlib.suppress(OSError):
                 await self._ask("SHUTDOWN")
             if time.monotonic() > deadline:
-                log.error("the pool's server (pid %d) does not end; killing it", self._pid)
+                log.error("the pool's server (pid %d) does not end; killing it", self.pid)
                 deadline += STOP_TIMEOUT
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
+                    os.kill(self.pid, signal.SIGKILL)
             await asyncio.sleep(POLL / 5)
 
     async def _wait_for_death(self) -> None:
         while self._alive():
             with contextlib.suppress(TimeoutError):  # in another container its process id says nothing
                 async with asyncio.timeout(CHECK_PERIOD):  # `wait_for` may lose a cancellation before Python 3.12
-                    await until_ended(self._pid)
+                    await until_ended(self.pid)
                 await asyncio.sleep(POLL)  # the lock goes last, with the children that the server has forked
 
     def _alive(self) -> bool:
