@@ -23,7 +23,7 @@ from services.settings.models import OWN, TAG, Entry, settled, tag_of
 from services.settings.names import PARTS
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
-from services.settings.tenants import BoundSettings
+from services.settings.tenants import EARLIEST, BoundSettings, TenantLimits
 from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
 from services.sleep import SleepRule
 
@@ -379,8 +379,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         return len(set(self.tenants.values())) > 1
 
     def earliest_class_of(self, tenant: str) -> int:
-        """Return the earliest class that requests of this tenant may have."""
-        return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
+        """Return the earliest class that requests of this tenant may have: that of `tenant_limits`; else the default
+        class, where others would wait for an earlier one; else the earliest one that exists."""
+        if (named := self.tenant_limits.get(tenant, TenantLimits()).earliest_class) is not None:
+            return named
+        return 0 if self.several_tenants and self.order == "priority" else EARLIEST
 
     def without_secrets(self) -> dict[str, Any]:
         """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
