@@ -13,8 +13,8 @@ from math import ceil, exp, inf
 from load.reference.groups import GroupRules
 from load.reference.state import Clock, Group, Sequence
 from services.messages import Submission
-from services.pool.limits import Bounds, Limits, behind
-from services.requests import Refusal
+from services.pool.limits import Bounds, Limits
+from services.requests import Refusal, is_line
 
 MIN_SAMPLE = 16  # sequences; fewer do not show a rate
 MIN_TIME = 2.0  # seconds after which few claims show that the rate is low
@@ -261,4 +261,4 @@ class BoundRules(GroupRules):
 
 def _not_a_line(sequence: Sequence) -> bool:
     """Whether it is not a line of a batch."""
-    return not behind(sequence.group.priority)
+    return not is_line(sequence.group.priority)

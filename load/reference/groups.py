@@ -14,8 +14,9 @@ from load.reference.state import Bell, Clock, Gateway, Group, Seat, Sequence, Wa
 from load.reference.turns import TenantQueues
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.group_packing import pack_group
-from services.pool.limits import Limits, behind
+from services.pool.limits import BEHIND, Limits
 from services.pool.scripts import CANCELLED, TIMEOUT
+from services.requests import is_line
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
 OUTAGE = 5.0  # seconds without any call, after which gateways and graces are extended by that time
@@ -95,7 +96,7 @@ class GroupRules:
 
     def _new_group(self, submission: Submission, key: tuple[str, str] | None) -> Group:
         s, ttft = submission, submission.ttft
-        if self.limits.order == "priority" and not behind(s.priority):
+        if self.limits.order == "priority" and not is_line(s.priority):
             ttft = ttft or self.limits.ttft_target
         deadline = bool(s.queue_timeout) and not any(new.output for new in s.sequences)
         return Group(
@@ -109,7 +110,7 @@ class GroupRules:
             s.priority,
             ttft,
             arrival=self._now - s.waited,
-            stream=not s.background and not behind(s.priority),
+            stream=not s.background and not is_line(s.priority),
             deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
             trace=s.trace,
             remember=s.remember,
@@ -117,7 +118,7 @@ class GroupRules:
 
     def _first_rank(self, submission: Submission, group: Group) -> int:
         """The rank, in microseconds, of the group's first sequence; the others follow one apart."""
-        later = behind(submission.priority)
+        later = BEHIND if is_line(submission.priority) else 0.0
         if self.limits.order == "priority" and not later:
             return round((group.arrival + group.priority * self.limits.ageing + group.ttft) * 1e6)
         if submission.waited:

@@ -12,9 +12,8 @@ from load.reference.bounds import BoundRules
 from load.reference.state import LastReply, Seat, Sequence
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import SeatOverview
-from services.pool.limits import behind
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE, UNSERVED
-from services.requests import BATCH_CLASS, Tenure, needs_of
+from services.requests import Tenure, is_line, needs_of
 from services.seats import cluster_of, engine_of
 
 SEAT_KEPT = 3600.0
@@ -94,7 +93,7 @@ class SeatRules(BoundRules):
             if blocks + sum(b for _, b in yielded) < 0:
                 break
             if requests + sum(r for r, _ in yielded) < 0:
-                if guests < 1 or sequence.group.tenant in present or behind(sequence.group.priority):
+                if guests < 1 or sequence.group.tenant in present or is_line(sequence.group.priority):
                     break
                 guests -= 1
             present.add(sequence.group.tenant)
@@ -102,7 +101,7 @@ class SeatRules(BoundRules):
             sequence.seat, sequence.claimed, sequence.group.deadline = seat, self._now, inf
             seat.running[sequence.id] = sequence
             claimed.append(sequence.id)
-            self._claims[sequence.group.tenant] += not behind(sequence.group.priority)
+            self._claims[sequence.group.tenant] += not is_line(sequence.group.priority)
         self._queues.end_claim(self._now)
         return claimed
 
@@ -171,8 +170,8 @@ class SeatRules(BoundRules):
     def _strike_softly(self, seat: Seat) -> None:
         """Strike what may have run in the last iteration: the suspect, which runs alone; else all sequences, without
         lines of batches where both ran."""
-        lines = [s for s in seat.running.values() if s.group.priority == BATCH_CLASS]
-        others = [s for s in seat.running.values() if s.group.priority != BATCH_CLASS]
+        lines = [s for s in seat.running.values() if is_line(s.group.priority)]
+        others = [s for s in seat.running.values() if not is_line(s.group.priority)]
         hit = others or lines
         suspects = sorted((s for s in hit if s.recent_strikes >= SUSPECT), key=lambda s: (s.rank, s.id))
         for sequence in suspects[:1] or hit:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
-from services.requests import BATCH_CLASS
-
 # Seconds (about 95 years) added to the rank of lines of batches, which puts them behind all other requests. Ranks in
 # microseconds stay below 2**53, up to which the server's numbers are exact.
 BEHIND = 3e9
@@ -95,8 +93,3 @@ class BoundsByTenant:
             all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
             self._known[tenant] = all, own, limits.max_queue_wait
         return self._known[tenant]
-
-
-def behind(priority: int) -> float:
-    """Seconds that are added to the rank of a request of this class."""
-    return BEHIND if priority >= BATCH_CLASS else 0.0

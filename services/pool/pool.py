@@ -28,9 +28,9 @@ from services.pool import packing, scripts
 from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
-from services.pool.limits import BoundsByTenant, Limits, behind
+from services.pool.limits import BoundsByTenant, Limits
 from services.pool.packing import increments, micros, pack
-from services.requests import Refusal
+from services.requests import Refusal, is_line
 from services.seats import ClusterSeats, SeatGrant
 
 # The most bytes of a packed submission: an eighth of what a server accepts in one argument (`proto-max-bulk-len`).
@@ -92,7 +92,7 @@ class RequestPool:
 
     def _submit_of(self, submission: Submission) -> bytes:
         """Return the packed arguments of `submit`."""
-        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
+        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not is_line(submission.priority)
         known = any(s.output for s in submission.sequences)
         return self._pack(
             "submit",
