@@ -311,11 +311,6 @@ class Scheduler:
         """Return a request that has not ended; None if it is not here."""
         return self._entries.get(id)
 
-    @property
-    def num_held_blocks(self) -> int:
-        """The KV blocks that requests hold. Blocks of the prefix cache that none uses are free."""
-        return self.blocks.held
-
     def room(self) -> Room:
         """Return what can be claimed now: what is free, plus what requests will free whose last token is in flight,
         minus what the waiting requests will take.
