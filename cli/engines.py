@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from cli.arguments import Parser, hide_secrets
-from cli.port_claim import running_clusters
+from cli.port_claim import running_servers
 from services.errors import OrcaError, PoolUnavailable, UsageError
 from services.overview import Overview, SeatOverview
 from services.pool.address import without_password
@@ -98,7 +98,7 @@ def _urls(given: str | None) -> list[str]:
     settings = _settings(**({"redis_url": given} if given else {}))
     if settings.shards:
         return [shard.url for shard in settings.shards]
-    files = [folder / "redis-url" for folder in running_clusters(settings.data_dir)]
+    files = [folder / "redis-url" for folder in running_servers(settings.data_dir)]
     lists = {file.read_text() for file in files if file.is_file()}
     if len(lists) != 1:
         found = "several servers run" if lists else "no server runs"
