@@ -11,11 +11,11 @@ from itertools import pairwise
 import aiohttp
 
 from load.chaos.history import Recorder
-from load.chaos.vectors import ask
+from load.chaos.vectors import read_vectors
 from load.chaos.workload import VECTORS, difference, error_in
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
-from services.client.streaming import follow
+from services.client.streaming import follow, read_stream
 
 UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
 
@@ -89,8 +89,17 @@ class Streams:
             recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
-            resumable = await (ask if request.path == VECTORS else follow)(
-                self._session, request.path, request.body, outcome.answer, on_event, on_connect, self._patience, key
+            read = read_vectors if request.path == VECTORS else read_stream
+            resumable = await follow(
+                self._session,
+                request.path,
+                request.body,
+                outcome.answer,
+                on_event,
+                on_connect,
+                self._patience,
+                key,
+                read,
             )
             outcome.reconnects = resumable.reconnects
             outcome.answer.check()
