@@ -18,11 +18,11 @@ from typing import Any, TextIO
 import orjson
 from gevent.lock import BoundedSemaphore
 from locust.exception import StopTest
-from locust.runners import STATE_MISSING, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
 from load.users.finished_workers import FINISHED, FinishedWorkers
-from load.users.last_reports import LastReports
+from load.users.last_reports import LastReports, present
 from load.users.profile import Kind, Profile, arrivals, share
 from load.users.sample import Sample
 from load.users.tally import LATE, Tally, report, table
@@ -83,7 +83,7 @@ class LoadTest:
         """Put into the options what workers do not know otherwise: they get all that are not Locust's own."""
         workers = ["local"]
         if isinstance(self.runner, MasterRunner):
-            workers = sorted(client.id for client in self.runner.clients.all if client.state != STATE_MISSING)
+            workers = sorted(present(self.runner))
         users = self.options.num_users or 1
         if users < len(workers):
             raise ValueError(f"{len(workers)} workers need at least as many users, not {users}")
