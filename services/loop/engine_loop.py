@@ -167,7 +167,7 @@ class EngineLoop:
                         await self._session.wait_bell(self._engine_lost, until)
                     continue
                 self._begin_exchange()
-                self._observers.rest()
+                self._observers.tell(lambda each: each.rest())
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
@@ -211,7 +211,7 @@ class EngineLoop:
             self._pending.append(PendingIteration(iteration, result, started_at))
             self._idle_since, self.level = None, SleepLevel.AWAKE
             self._stats.started(iteration, started_at)
-            self._observers.started(iteration)
+            self._observers.tell(lambda each: each.started(iteration))
             self._nothing_waits = False
 
     def _end_iterations(self) -> None:
@@ -256,10 +256,11 @@ class EngineLoop:
 
     def _record_finished(self) -> None:
         """Count the finished iterations and learn from them. This is done while the engine computes the next one."""
-        for iteration, result, seconds in self._finished:
+        for finished in self._finished:
+            iteration, result, seconds = finished
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-            self._observers.finished(iteration, result, seconds)
+            self._observers.tell(lambda each, finished=finished: each.finished(*finished))
         self._finished.clear()
 
     def _check_engine(self) -> None:
@@ -299,7 +300,7 @@ class EngineLoop:
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits, now())
-        self._observers.committed(commits)
+        self._observers.tell(lambda each: each.committed(commits))
         if self._owed and any(commit.id == self._owed for commit in commits):
             self._owed = ""
         self._seat.call += 1
@@ -329,7 +330,7 @@ class EngineLoop:
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
-        self._observers.claimed(reply.claims, reply.foreign)
+        self._observers.tell(lambda each: each.claimed(reply.claims, reply.foreign))
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         self._scheduler.forget(reply.forgotten if exchange.holds is None else None)  # what was lost is not told
@@ -369,7 +370,7 @@ class EngineLoop:
         await self._session.close()
         for pending in self._pending:
             pending.result.add_done_callback(discard_outcome)
-        self._observers.close(self._left_by)
+        self._observers.tell(lambda each: each.close(self._left_by))
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)
 
