@@ -31,14 +31,10 @@ class KeptConnections:
         self._kept: list[Any] = []
         self._round = 0  # increments when all connections are to be opened again
 
-    async def call(self, seconds: float, *args: str | bytes | int) -> Any:
-        """The reply to a command, as the server sent it, within `seconds` once there is a connection for it. Raises
-        what redis-py raises, and TimeoutError."""
-        (reply,) = await self.pipeline(seconds, args)
-        return reply
-
     async def pipeline(self, seconds: float, *commands: Command) -> list[Any]:
-        """The replies to commands that are sent at once on one connection. Raises the first one that is an error."""
+        """The replies to commands that are sent at once on one connection, as the server sent them, within `seconds`
+        once there is a connection for them. Raises the first reply that is an error, what else redis-py raises, and
+        TimeoutError."""
         if self._slots is None:
             return await self._timed(seconds, commands)
         if self._slots.locked():

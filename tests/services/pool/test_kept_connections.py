@@ -18,13 +18,13 @@ async def server(server_url):
 
 
 async def own_id(server):
-    return await server._to_scripts.call(5, "CLIENT", "ID")
+    return (await server._to_scripts.pipeline(5, ("CLIENT", "ID")))[0]
 
 
 async def test_the_next_call_uses_the_same_connection_also_after_an_error_reply(server):
     first = await own_id(server)
     with pytest.raises(ResponseError):
-        await server._to_scripts.call(5, "NONSENSE")
+        await server._to_scripts.pipeline(5, ("NONSENSE",))
     assert await own_id(server) == first
 
 
