@@ -114,7 +114,8 @@ def _settings(**flags: str) -> Settings:
 
 
 async def _show(urls: list[str], name: str) -> None:
-    """Of several servers, those that do not answer are named, and what the others know is shown."""
+    """Print the engines of the clusters in these servers. A server that does not answer is named on stderr, unless none
+    does."""
     overviews: Overviews = {}
     away: dict[str, PoolUnavailable] = {}
     for url in urls:

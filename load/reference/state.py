@@ -58,7 +58,7 @@ class Waiters:
 
 @dataclass(slots=True)
 class Sequence:
-    """As the keys `seq:<id>`, `tok:<id>` and `lp:<id>`."""
+    """A sequence: what the keys `seq:<id>`, `tok:<id>` and `lp:<id>` hold."""
 
     new: NewSequence
     group: Group
@@ -126,7 +126,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Group:
-    """As the key `group:<request>`."""
+    """A group: what the key `group:<request>` holds."""
 
     request: str
     tenant: str
@@ -166,7 +166,7 @@ class LastReply:
 
 @dataclass(slots=True)
 class Seat:
-    """As the keys `seat:<seat>`, `running:<seat>` and `forgotten:<seat>`."""
+    """A seat: what the keys `seat:<seat>`, `running:<seat>` and `forgotten:<seat>` hold."""
 
     name: str
     epoch: str | None = None
@@ -195,7 +195,7 @@ class Bell:
 
 @dataclass(slots=True)
 class Gateway:
-    """As the keys `gateway:<name>`, `listening:<name>` and `events:<name>`."""
+    """A gateway: what the keys `gateway:<name>`, `listening:<name>` and `events:<name>` hold."""
 
     registration: int
     expires: float

@@ -247,7 +247,7 @@ class LoadTest:
         ]
 
     def _levels(self, seconds: float) -> list[tuple[float, float, float]]:
-        """Of each stage the seconds that it ran, and its first and last level."""
+        """The seconds that each stage ran, with its first and last level."""
         levels, left = [], seconds
         for stage in self.profile.stages:
             levels.append((max(0.0, min(left, stage.seconds)), stage.begin, stage.end))
