@@ -256,12 +256,14 @@ class EngineLoop:
 
     def _record_finished(self) -> None:
         """Count the finished iterations and learn from them. This is done while the engine computes the next one."""
-        for finished in self._finished:
-            iteration, result, seconds = finished
+        for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-            self._observers.tell(lambda each, finished=finished: each.finished(*finished))
+            self._tell_finished(iteration, result, seconds)
         self._finished.clear()
+
+    def _tell_finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
+        self._observers.tell(lambda each: each.finished(iteration, result, seconds))
 
     def _check_engine(self) -> None:
         """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
