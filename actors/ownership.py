@@ -84,7 +84,7 @@ class Ownership:
         """`engine_lost_at` is the Unix time at which the death of the engine ended the previous ownership, if so."""
         self._context, self._pool = context, context.pool
         self._seat = seat
-        self._engine = EngineProcesses(context.settings, seat.index, context.node)
+        self._engine = EngineProcesses(context.settings, seat.index, context.node, self._check_owner)
         self._client: EngineClient | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
@@ -245,8 +245,7 @@ class Ownership:
 
     async def _open_client(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""
-        epoch, bounds = self._seat.epoch, self._context.bounds
-        self._client, attachment = await self._engine.open_client(epoch, self._check_owner, bounds)
+        self._client, attachment = await self._engine.open_client(self._seat.epoch, self._context.bounds)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
         return attachment
 
@@ -293,7 +292,7 @@ class Ownership:
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
         client.crowded.add_done_callback(partial(_give_way, self._loop))
-        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner, self._is_busy
+        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._is_busy
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
