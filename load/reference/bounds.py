@@ -7,7 +7,7 @@ looks at all groups.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import ceil, exp, inf
 
 from load.reference.groups import GroupRules
@@ -110,7 +110,7 @@ class BoundRules(GroupRules):
 
     def _held(self, tenant: str | None = None) -> Bounds:
         """What a tenant, or all of them, has in the pool. `bytes` are those of groups that have not ended."""
-        return Bounds(*(self._count_of(bound.name, tenant) for bound in fields(Bounds)))
+        return Bounds(*(self._count_of(bound, tenant) for bound in Bounds._fields))
 
     def _count_of(self, bound: str, tenant: str | None) -> int:
         if bound == "waiting" and tenant is None:
