@@ -21,11 +21,10 @@ from locust.exception import StopTest
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
-from load.users.finished_workers import FINISHED, FinishedWorkers
-from load.users.last_reports import LastReports, present
 from load.users.profile import Kind, Profile, arrivals, share
 from load.users.sample import Sample
 from load.users.tally import LATE, Tally, report, table
+from load.users.workers import FINISHED, FinishedWorkers, LastReports, present
 from load.users.workloads import workload
 
 logger = logging.getLogger("locust.stats_logger")  # prints lines as they are, as Locust's tables
