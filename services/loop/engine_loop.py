@@ -244,9 +244,8 @@ class EngineLoop:
         level, before = self._sleep.level(self._idle_seconds()), self.level
         if level <= before:
             return False
-        self.level = level
-        if level >= SleepLevel.COLD:
-            self.level = SleepLevel.COLD
+        self.level = min(level, SleepLevel.COLD)
+        if self.level is SleepLevel.COLD:
             self.stop()
         else:
             iteration = self._scheduler.sleep()
