@@ -30,14 +30,14 @@ async def test_the_next_call_uses_the_same_connection_also_after_an_error_reply(
 
 async def test_a_late_reply_is_not_taken_for_the_next_one(server):
     kept = server._to_blocking
-    first = await kept.call(5, "CLIENT", "ID")
-    waiting = asyncio.create_task(kept.call(60, "BLPOP", "a-list", "60"))
+    (first,) = await kept.pipeline(5, ("CLIENT", "ID"))
+    waiting = asyncio.create_task(kept.pipeline(60, ("BLPOP", "a-list", "60")))
     while b"blpop" not in await server.command("CLIENT", "LIST", "ID", first):  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await server.command("LPUSH", "a-list", "late")
-    assert await kept.call(5, "ECHO", "next") == b"next"
+    assert await kept.pipeline(5, ("ECHO", "next")) == [b"next"]
     await server.command("DEL", "a-list")
 
 
