@@ -100,7 +100,7 @@ def replaced_of(settings: Settings) -> Replaced:
 
 
 def engine_files(settings: Settings) -> Replaced:
-    """Those that an engine reads: with another chat template it stays the same engine."""
+    """The replaced files that an engine reads: with another chat template it stays the same engine."""
     return replace(replaced_of(settings), chat_template="")
 
 

@@ -40,10 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class EngineProcesses:
-    """The processes of the engine of seat `index`, for a scheduler on the node `node`."""
+    """The processes of the engine of seat `index`, for a scheduler on the node `node`. `check_owner` is called before
+    anything is killed."""
 
-    def __init__(self, settings: Settings, index: int, node: str) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, index: int, node: str, check_owner: CheckOwner) -> None:
+        self._settings, self._check_owner = settings, check_owner
         self._engine = engine_label(index, settings.tag)
         self._index = index
         self._node = node
@@ -56,14 +57,11 @@ class EngineProcesses:
         """Whether each rank had a spare when it was last checked."""
         return all(self._has_spare)
 
-    async def open_client(
-        self, epoch: str, check_owner: CheckOwner, cost: IterationCost
-    ) -> tuple[EngineClient, Attachment]:
+    async def open_client(self, epoch: str, cost: IterationCost) -> tuple[EngineClient, Attachment]:
         """Choose a process for each rank and let them serve `epoch`, with the weights loaded.
 
         Returns a client to them and what they have; `cost` learns how fast the engine is. Processes that do not become
         ready are killed, since their state is unknown: a rank may wait for ever for one that is dead or stopped.
-        `check_owner` is called before anything is killed.
 
         Raises StaleEpoch, ModelError if the engine refuses the model or its files have changed, and EngineLost if a
         process cannot be reached, is stuck or is not ready in time.
@@ -71,7 +69,7 @@ class EngineProcesses:
         # loading may take longer than processes without an owner live
         keeping_alive = asyncio.create_task(self.keep_alive())
         try:
-            ranks = await self._choose(check_owner)
+            ranks = await self._choose()
             loaded = all(process.status.epoch for process in ranks)
             client = EngineClient(ranks, self._layout.sampler, self._node)
             try:
@@ -80,7 +78,7 @@ class EngineProcesses:
                 try:
                     if isinstance(error, EngineLost):
                         note(client.living, reason_of(error))
-                        await check_owner()
+                        await self._check_owner()
                         await client.kill()
                 finally:
                     client.close()
@@ -88,23 +86,23 @@ class EngineProcesses:
         finally:
             keeping_alive.cancel()
 
-    async def _choose(self, check_owner: CheckOwner) -> list[EngineProcess]:
+    async def _choose(self) -> list[EngineProcess]:
         """A process for each rank: all with weights, or all without.
 
         Actors of another build are replaced. If only some ranks have the weights, their processes are killed.
         """
         found = await self._ask_all()
         if any(status.build != self._build for processes in found for status, _ in processes):
-            await check_owner()
+            await self._check_owner()
             log.info("engine %s is of another build, replacing it", self._engine)
             await asyncio.to_thread(remove_engine, self._engine)
             found = await self._ask_all()
         ranks = _preferred(found)
         if any(not status.epoch and status.other_loaded for status, _ in ranks):
-            await check_owner()  # a spare that takes over kills the process with weights, which does not answer
+            await self._check_owner()  # a spare that takes over kills the process with weights, which does not answer
         loaded = [process for process in ranks if process.status.epoch]
         if 0 < len(loaded) < len(ranks):
-            await check_owner()
+            await self._check_owner()
             await self._kill(loaded)
             ranks = _preferred(await self._ask_all())
         return ranks
@@ -114,10 +112,9 @@ class EngineProcesses:
         epoch: str,
         names: Sequence[str],
         interval: float,
-        check_owner: CheckOwner,
         busy: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Keep a spare beside each of the actors `names`, one per rank, until `check_owner` raises StaleEpoch.
+        """Keep a spare beside each of the actors `names`, one per rank, until the seat has another owner.
 
         The first one starts in a quiet moment of the engine, which `busy` tells. Spares are checked every `interval`
         seconds; one that fails twice in a row is killed.
@@ -125,9 +122,7 @@ class EngineProcesses:
         spares = [name for rank in range(self._layout.size) for name in engine_names(self._engine, rank)]
         if not all([await asyncio.to_thread(find_engine, name) for name in spares]):
             await quiet_moment(busy)
-        await asyncio.gather(
-            *(self._keep_spare(rank, name, epoch, interval, check_owner) for rank, name in enumerate(names))
-        )
+        await asyncio.gather(*(self._keep_spare(rank, name, epoch, interval) for rank, name in enumerate(names)))
 
     async def give_back(self, epoch: str, names: Sequence[str]) -> None:
         """Let the processes of the actors `names`, one per rank, drop the weights, and end their spares. Processes that
@@ -216,9 +211,9 @@ class EngineProcesses:
                 log.warning("%s cannot be reached: %s", engine_names(self._engine, rank)[which], error)
                 await asyncio.sleep(RETRY_PAUSE)
 
-    async def _keep_spare(self, rank: int, name: str, epoch: str, interval: float, check_owner: CheckOwner) -> None:
-        """Keep a spare of this rank, alive and without weights, beside the actor `name`, until `check_owner` raises
-        StaleEpoch."""
+    async def _keep_spare(self, rank: int, name: str, epoch: str, interval: float) -> None:
+        """Keep a spare of this rank, alive and without weights, beside the actor `name`, until the seat has another
+        owner."""
         which = 1 - engine_names(self._engine, rank).index(name)
         with contextlib.suppress(StaleEpoch):
             while True:
@@ -226,7 +221,7 @@ class EngineProcesses:
                 death = asyncio.create_task(watch(spare.status.lifeline, self._node))
                 try:
                     with contextlib.suppress(ray.exceptions.RayError):  # the actor has ended for good
-                        await self._supervise(rank, spare, name, death, epoch, interval, check_owner)
+                        await self._supervise(rank, spare, name, death, epoch, interval)
                 finally:
                     death.cancel()
                     self._has_spare[rank] = False
@@ -239,7 +234,6 @@ class EngineProcesses:
         death: asyncio.Task[None],
         epoch: str,
         interval: float,
-        check_owner: CheckOwner,
     ) -> None:
         """Check the spare until its death. It is killed if it does not respond: it is stopped, or waits for ranks that
         are dead, of whose death gloo does not always learn."""
@@ -250,7 +244,7 @@ class EngineProcesses:
                 failures = 0
                 await asyncio.wait({death}, timeout=interval)
             elif (failures := failures + 1) == MAX_FAILURES:
-                await check_owner()
+                await self._check_owner()
                 if not death.done():
                     kill(spare, self._node)
                 await death

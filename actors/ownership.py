@@ -39,7 +39,7 @@ from services.errors import (
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
 from services.logs import about, describe
-from services.loop.clock import RealClock
+from services.loop.clock import now
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.observers import Observer
@@ -84,7 +84,7 @@ class Ownership:
         """`engine_lost_at` is the Unix time at which the death of the engine ended the previous ownership, if so."""
         self._context, self._pool = context, context.pool
         self._seat = seat
-        self._engine = EngineProcesses(context.settings, seat.index, context.node)
+        self._engine = EngineProcesses(context.settings, seat.index, context.node, self._check_owner)
         self._client: EngineClient | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
@@ -245,8 +245,7 @@ class Ownership:
 
     async def _open_client(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""
-        epoch, bounds = self._seat.epoch, self._context.bounds
-        self._client, attachment = await self._engine.open_client(epoch, self._check_owner, bounds)
+        self._client, attachment = await self._engine.open_client(self._seat.epoch, self._context.bounds)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
         return attachment
 
@@ -272,16 +271,14 @@ class Ownership:
             cost=self._context.cost,
             cached_blocks=attachment.cached_blocks,
         )
-        clock, tracer = RealClock(), self._context.tracer
         recorder = Recorder(self._seat.name, self._seat.epoch, scheduler)
         observers: list[Observer] = [recorder]
-        if tracer:
-            observers.append(TenureTraces(tracer, self._seat.name, self._seat.epoch, clock.now))
+        if tracer := self._context.tracer:
+            observers.append(TenureTraces(tracer, self._seat.name, self._seat.epoch, now))
         self._loop = EngineLoop(
             self._pool,
             scheduler,
             client,
-            clock,
             self._seat,
             settings.constants.lease,
             attachment.figures,
@@ -295,7 +292,7 @@ class Ownership:
         client.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         client.stopped.add_done_callback(partial(self._on_engine_stop, self._loop))
         client.crowded.add_done_callback(partial(_give_way, self._loop))
-        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._check_owner, self._is_busy
+        spares = self._seat.epoch, client.names, KEEP_ALIVE_INTERVAL, self._is_busy
         background = (
             start(keep_running(client.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),

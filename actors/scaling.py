@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
@@ -50,18 +50,6 @@ log = logging.getLogger(__name__)
 serve_log = logging.getLogger("ray.serve")  # the policy runs in Serve's controller, which writes this log
 
 
-class Scales(Protocol):
-    """What `want_engines` needs of a pool."""
-
-    async def scale(self, cluster: str, engines: int) -> None: ...
-
-
-class Engines(Protocol):
-    """What `announce` needs of a pool."""
-
-    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
-
-
 class LastAnswers(Generic[T]):
     """The last answer of each pool, which counts while the pool is away: it does not hold up the others."""
 
@@ -84,7 +72,7 @@ class LastAnswers(Generic[T]):
         return [self._known[place] for place in range(len(answers))]
 
 
-async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> None:
+async def want_engines(pools: Sequence[RequestPool], cluster: str, engines: int) -> None:
     """Let a cluster have this number of engines, which are dealt to the pools in turn. Raises ValueError for less than
     one for each pool, and PoolUnavailable if a pool is away; the others have the number then."""
     if engines < len(pools):
@@ -101,7 +89,7 @@ def schedulers_needed(pools: Sequence[ClusterSeats]) -> int:
     return max(max(seats.wanted for seats in pools), len({index for seats in pools for index in seats.indices}))
 
 
-async def announce(pool: Engines, cluster: str, configured: int, pause: float) -> None:
+async def announce(pool: RequestPool, cluster: str, configured: int, pause: float) -> None:
     """Tell the pool the number of a configuration that was just read. While the pool is away, try again after `pause`
     seconds."""
     while True:
@@ -208,14 +196,11 @@ class EngineScaler:
         return sum(self._needed[tag] for tag in self._listed) + 1 if known else 0
 
     def start(self) -> None:
-        threading.Thread(target=self._live, name="autoscaling", daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(self.run()), name="autoscaling", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread within `INTERVAL` seconds."""
         self._stopped.set()
-
-    def _live(self) -> None:
-        asyncio.run(self.run())
 
     async def run(self) -> None:
         """Follow the models of the list until stopped. While the pool is away, they stay as they are."""

@@ -170,7 +170,7 @@ class SchedulerReplica:
                 context = model.context(seat, counters, owner, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership, self._owned = Ownership(context, seat, engine_lost_at), seat
-                engine_lost_at = await self._own(self._ownership, seat)
+                engine_lost_at = await self._own(self._ownership)
                 self._ownership = self._owned = None
         finally:
             announcing.cancel()
@@ -283,7 +283,7 @@ class SchedulerReplica:
 
     # --- seats ---
 
-    async def _own(self, ownership: Ownership, seat: Seat) -> float | None:
+    async def _own(self, ownership: Ownership) -> float | None:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
         task = start(keep_running(self._follow_engines), "the number of schedulers")
         try:

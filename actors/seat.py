@@ -10,17 +10,19 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from actors.liveness import stopped, watch
 from services.errors import NotWanted, PoolUnavailable, StaleEpoch
-from services.messages import Exchange, ExchangeReply, Room
+from services.messages import Commit, Exchange, ExchangeReply, Room
 from services.metrics import Counters
-from services.seats import ClusterSeats, SeatGrant
+from services.pool.pool import RequestPool
+from services.seats import SeatGrant
 
 POOL_PAUSE = 0.1  # seconds before a pool that is away is asked again: its server is back in a fraction of a second
 
 T = TypeVar("T")
+Gauges = Callable[[], dict[str, float]]  # what is sent with each call to the pool
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +50,13 @@ class Seat:
     failure: str = ""
 
 
-class Acquires(Protocol):
-    """What `take_seat` needs of a pool."""
-
-    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant: ...
-    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
-
-
-class Exchanges(Protocol):
-    """What `hold` and `renew` need of a pool."""
-
-    async def exchange(self, exchange: Exchange) -> ExchangeReply: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSeats:
     """The seats of the model with this tag: its pools, and the name of its cluster in them. `engines` returns the
     configured number of engines, which counts while a pool has no other."""
 
     tag: str
-    pools: Sequence[Acquires]
+    pools: Sequence[RequestPool]
     cluster: str
     engines: Callable[[], int]
 
@@ -81,7 +70,7 @@ async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, coun
     process is dead. `owner` is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its
     lifeline shows its death at once. An owner on this node that is stopped is killed, which `counters` count.
     """
-    holders: dict[Acquires, SeatHolders] = {}
+    holders: dict[RequestPool, SeatHolders] = {}
     try:
         while True:
             reached: list[SeatHolders] = []
@@ -107,7 +96,7 @@ async def take_seat(models: Sequence[ModelSeats], owner: str, lease: float, coun
 
 
 async def _take_free(
-    pool: Acquires, cluster: str, indices: Sequence[int], owner: str, lease: float, holders: SeatHolders
+    pool: RequestPool, cluster: str, indices: Sequence[int], owner: str, lease: float, holders: SeatHolders
 ) -> Seat | None:
     """The first of these seats that is free; None if all are held, by processes that `holders` then watches."""
     names = {index: f"{cluster}/{index}" for index in indices}
@@ -121,7 +110,7 @@ async def _take_free(
     return None
 
 
-async def _may_have(model: ModelSeats, but: Acquires, index: int, lease: float) -> bool:
+async def _may_have(model: ModelSeats, but: RequestPool, index: int, lease: float) -> bool:
     """Whether one of the pools of a model, `but` not this one, has a seat of this index, or does not say so in time.
     Pools keep the seats that they had when the list of shards was another one."""
     others = [pool for pool in model.pools if pool is not but]
@@ -207,7 +196,7 @@ async def answered(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(POOL_PAUSE)
 
 
-async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], dict[str, float]] = dict) -> None:
+async def hold(pool: RequestPool, seat: Seat, lease: float, gauges: Gauges = dict) -> None:
     """Renew the lease until cancelled, and claim nothing, since the engine is not ready.
 
     Raises StaleEpoch if the seat is lost all the same, and NotWanted if it has become surplus.
@@ -221,20 +210,24 @@ async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], d
         await asyncio.sleep(lease / 3)
 
 
-async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict, idle: bool = False) -> bool:
+async def renew(pool: RequestPool, seat: Seat, gauges: Gauges = dict, idle: bool = False) -> bool:
     """Renew the lease of a seat whose engine is not ready, and return whether the seat is surplus. `gauges` are sent
     along, and why it is not ready. `idle` asks for the bell, and nothing runs at the seat.
 
     Raises StaleEpoch if another process owns the seat, and PoolUnavailable.
     """
+    told: dict[str, Any] = {"idle": idle, "holds": [] if idle else None}
+    return (await exchange(pool, seat, gauges, [], Room(0, 0, 1), **told)).surplus
+
+
+async def exchange(
+    pool: RequestPool, seat: Seat, gauges: Gauges, commits: list[Commit], room: Room, **told: Any
+) -> ExchangeReply:
+    """Make the next exchange of a seat whose engine is not ready. `told`: further fields of `Exchange`. Raises as
+    `renew`."""
     seat.call += 1
-    room = Room(0, 0, 1)
-    sent = {"ready": 0.0} | gauges()
-    holds: list[str] | None = [] if idle else None
-    exchange = Exchange(
-        seat.name, seat.epoch, seat.call, [], room, idle, gauges=sent, summary=seat.failure, holds=holds
-    )
-    reply = await pool.exchange(exchange)
+    told |= {"gauges": {"ready": 0.0} | gauges(), "summary": seat.failure}
+    reply = await pool.exchange(Exchange(seat.name, seat.epoch, seat.call, commits, room, **told))
     if not reply.owned:
         raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
-    return reply.surplus
+    return reply

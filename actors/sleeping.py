@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from actors.engine_client import Attachment, EngineClient
 from actors.engine_processes import EngineProcesses, reason_of
-from actors.seat import POOL_PAUSE, Seat, renew
+from actors.seat import POOL_PAUSE, Gauges, Seat, exchange, renew
 from services.background import keep_running, start
-from services.errors import EngineLost, ModelError, NoRoom, NotWanted, PoolUnavailable, StaleEpoch
-from services.messages import Commit, End, EngineFigures, Exchange, Room
+from services.errors import EngineLost, ModelError, NoRoom, NotWanted, PoolUnavailable
+from services.messages import Commit, End, EngineFigures, Room
 from services.overview import SleepLevel
 from services.pool.pool import RequestPool
 from services.requests import FinishReason
@@ -42,7 +42,7 @@ class Sleeper:
     delay: float
     lease: float
     holding: Callable[[Awaitable[None]], Awaitable[None]]
-    gauges: Callable[[], dict[str, float]]
+    gauges: Gauges
     level: SleepLevel = SleepLevel.AWAKE
     failed: bool = False
     seconds: float = 0.0
@@ -145,9 +145,7 @@ async def _kill_stopped(client: EngineClient) -> None:
         await client.kill()
 
 
-async def end_waiting(
-    pool: RequestPool, seat: Seat, figures: EngineFigures, reason: str, gauges: Callable[[], dict[str, float]]
-) -> None:
+async def end_waiting(pool: RequestPool, seat: Seat, figures: EngineFigures, reason: str, gauges: Gauges) -> None:
     """End all requests that wait and that an engine with these `figures` would serve. Raises StaleEpoch if the seat has
     another owner, and PoolUnavailable."""
     commits: list[Commit] = []
@@ -155,12 +153,7 @@ async def end_waiting(
         AT_ONCE, AT_ONCE * figures.num_blocks, figures.block_size, longest=figures.longest, features=figures.features
     )
     while True:
-        seat.call += 1
-        sent = {"ready": 0.0} | gauges()
-        told = Exchange(seat.name, seat.epoch, seat.call, commits, room, gauges=sent, summary=seat.failure)
-        reply = await pool.exchange(told)
-        if not reply.owned:
-            raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")
+        reply = await exchange(pool, seat, gauges, commits, room)
         if not reply.claims:
             return
         end = End(FinishReason.ERROR, error=reason, at=time.time())

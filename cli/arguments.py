@@ -173,11 +173,12 @@ def _kind(annotation: Any) -> dict[str, Any]:
     if origin in (list, tuple):
         return {"nargs": "+", "action": "extend", "metavar": "TEXT"}
     if origin is dict:
-        return {"type": _json, "metavar": "JSON"}
+        return {"type": json_value, "metavar": "JSON"}
     return {"metavar": METAVARS.get(annotation, "VALUE")}
 
 
-def _json(text: str) -> Any:
+def json_value(text: str) -> Any:
+    """Read an argument that is JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

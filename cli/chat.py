@@ -29,7 +29,8 @@ def run(arguments: list[str]) -> None:
     timeout = httpx.Timeout(SILENCE, connect=5)
     with httpx.Client(**connection(options.url, options.api_key), timeout=timeout) as client:
         model = options.model or served_model(client)
-        chat = Chat(client, model, options.system, options.max_tokens, options.temperature, options.priority)
+        fields = {name: getattr(options, name) for name in ("max_tokens", "temperature", "priority")}
+        chat = Chat(client, model, options.system, **fields)
         if options.message:
             chat.say(" ".join(options.message))
         else:
@@ -40,23 +41,11 @@ def run(arguments: list[str]) -> None:
 class Chat:
     """A conversation: each turn is sent together with all earlier ones."""
 
-    def __init__(
-        self,
-        client: httpx.Client,
-        model: str,
-        system: str = "",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        priority: int | None = None,
-    ) -> None:
+    def __init__(self, client: httpx.Client, model: str, system: str = "", **fields: Any) -> None:
+        """`fields` are further ones of each request; None: it has none of this name."""
         self._client = client
         self._messages = [{"role": "system", "content": system}] if system else []
-        self._fields = {
-            "model": model,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "priority": priority,
-        }
+        self._fields = {"model": model} | {name: value for name, value in fields.items() if value is not None}
 
     def say(self, text: str) -> None:
         """Send `text` and print the answer as it arrives."""
@@ -71,7 +60,7 @@ class Chat:
 
     def _stream(self) -> Iterator[str]:
         """The answer's text so far, each time it has grown."""
-        body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
+        body = self._fields | {"messages": self._messages, "stream": True}
         answer = StreamedAnswer()
         resumable = ResumableRequest(answer)
         try:

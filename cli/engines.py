@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from cli.arguments import Parser, hide_secrets
-from cli.port_claim import running_clusters
+from cli.port_claim import running_servers
 from services.errors import OrcaError, PoolUnavailable, UsageError
 from services.overview import Overview, SeatOverview
 from services.pool.address import without_password
@@ -98,7 +98,7 @@ def _urls(given: str | None) -> list[str]:
     settings = _settings(**({"redis_url": given} if given else {}))
     if settings.shards:
         return [shard.url for shard in settings.shards]
-    files = [folder / "redis-url" for folder in running_clusters(settings.data_dir)]
+    files = [folder / "redis-url" for folder in running_servers(settings.data_dir)]
     lists = {file.read_text() for file in files if file.is_file()}
     if len(lists) != 1:
         found = "several servers run" if lists else "no server runs"
@@ -114,7 +114,8 @@ def _settings(**flags: str) -> Settings:
 
 
 async def _show(urls: list[str], name: str) -> None:
-    """Of several servers, those that do not answer are named, and what the others know is shown."""
+    """Print the engines of the clusters in these servers. A server that does not answer is named on stderr, unless none
+    does."""
     overviews: Overviews = {}
     away: dict[str, PoolUnavailable] = {}
     for url in urls:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from typing import Any
 
 import httpx
 
-from cli.arguments import Parser
+from cli.arguments import Parser, json_value
 from cli.server import add_server, connection, not_answering
 from services.errors import OrcaError, UsageError
 
@@ -47,10 +46,7 @@ def _row(card: dict[str, Any]) -> str:
 
 
 def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
+    found = json_value(text)
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError("is no JSON object with settings of the model")
     return found

@@ -55,17 +55,9 @@ def own_url(settings: Settings) -> str:
     return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
 
 
-def running_servers(data_dir: Path) -> list[str]:
-    """The URLs of the servers on `data_dir` whose cluster has processes, also if their `orca serve` was killed."""
-    return list(_running(data_dir).values())
-
-
-def running_clusters(data_dir: Path) -> list[Path]:
-    """The folders of the files of the same clusters."""
-    return list(_running(data_dir))
-
-
-def _running(data_dir: Path) -> dict[Path, str]:
+def running_servers(data_dir: Path) -> dict[Path, str]:
+    """The URLs of the servers on `data_dir` whose cluster has processes, also if their `orca serve` was killed, by the
+    folder of the cluster's files."""
     claims = map(_lines, sorted(data_dir.glob("serve-*")))
     return {Path(lines[0]): lines[1] for lines in claims if len(lines) == 2 and processes_of(Path(lines[0]))}
 

@@ -36,8 +36,9 @@ from services.overview import SleepLevel
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.progress import print_beside
+from services.requests import DEFAULT_TENANT
 from services.settings import device, exposure
-from services.settings.settings import DEFAULT_TENANT, Settings
+from services.settings.settings import Settings
 from services.tracing.tracer import check_tracing
 
 CANCEL_TIMEOUT = 1.0  # seconds

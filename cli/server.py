@@ -41,7 +41,7 @@ def find_url(given: str | None) -> str:
     settings = from_values({name: value for name, value in values.items() if name not in SECRETS})
     if not ADDRESS.isdisjoint(values):
         return own_url(settings)
-    running = running_servers(settings.data_dir)
+    running = list(running_servers(settings.data_dir).values())
     if len(running) > 1:
         raise UsageError(f"several servers run: {', '.join(running)}; name one of them: --url {running[0]}")
     return running[0] if running else own_url(settings)

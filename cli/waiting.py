@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 
 from cli.place import FILES, owner_of
 from services.errors import OrcaError
-from services.pool.pool import LAYOUT, RequestPool
+from services.pool.connection import Connection
+from services.pool.discovery import pools_at
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.pool.server.users import in_use
 from services.settings.models import OWN, TAG
 from services.settings.settings import NAMES, SECRETS, Settings
-
-_META = re.compile(rf"orca:\{{(.+\.{LAYOUT}\..+)\}}:meta")
 
 
 def command_of(settings: Settings) -> str:
@@ -56,10 +54,11 @@ def _flag(name: str, value: Any) -> list[str]:
 
 async def remember_command(url: str, pool: str, command: str) -> None:
     """Keep in the pool how it is served."""
-    import redis.asyncio as redis  # takes a tenth of a second
-
-    async with redis.from_url(url) as client:
-        await client.set(_command_key(pool), command)
+    server = Connection(url)
+    try:
+        await server.command("SET", _command_key(pool), command)
+    finally:
+        await server.close()
 
 
 async def waiting(data_dir: Path, own: Path, url: str, pools: Collection[str]) -> AsyncIterator[str]:
@@ -93,22 +92,17 @@ def _open_batches(folder: Path) -> int:
 
 
 async def _of_server(url: str, where: str, running: Collection[str] = ()) -> AsyncIterator[str]:
-    import redis.asyncio as redis
-
-    opened: Any = redis.from_url(url, decode_responses=True)
-    async with opened as client:
-        keys = [key async for key in client.scan_iter("orca:{*}:meta", 10_000)]
-        for name in (found[1] for key in keys if (found := _META.fullmatch(key)) and found[1] not in running):
-            pool = RequestPool(url, name)
-            try:
-                view = await pool.overview()
-            finally:
-                await pool.close()
-            if unfinished := view.waiting + view.running:
+    server = Connection(url)
+    try:
+        async for pool in pools_at(url):
+            view = await pool.overview()
+            if pool.name not in running and (unfinished := view.waiting + view.running):
                 model = view.figures.model if view.figures else "MODEL"
-                command = await client.get(_command_key(name))
-                served_by = command or f"orca serve, as before, with the model {model}"
+                command = await server.command("GET", _command_key(pool.name))
+                served_by = command.decode() if command else f"orca serve, as before, with the model {model}"
                 yield f"{unfinished} requests wait {where}, in a pool that no server runs; to serve them: {served_by}"
+    finally:
+        await server.close()
 
 
 def _command_key(pool: str) -> str:

@@ -165,7 +165,8 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, splitter: str) -> No
 
 
 def _as_llama_cpp(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
-    """It interleaves the halves of Llama's heads that are rotated together, and adds 1 to Gemma's norms."""
+    """Return a weight as llama.cpp stores it: halves of Llama's heads that are rotated together are interleaved, and
+    Gemma's norms are 1 more."""
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return weight + 1
     if name.endswith("conv.conv.weight"):

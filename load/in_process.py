@@ -7,14 +7,16 @@ time (`load.simulation`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from load.reference.pool import ReferencePool
+from load.reference.state import LoopClock
 from load.trace import Answer, Request, Run, run_trace
-from services.loop.clock import RealClock
+from services.loop.clock import now
+from services.loop.engine_loop import Engine as LoopEngine
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalEngine, LocalSeat
@@ -51,12 +53,6 @@ class Engine(Protocol):
     def start(self, iteration: Iteration) -> Started[IterationResult]: ...
 
 
-class StartingEngine(Protocol):
-    """An engine as a loop sees it."""
-
-    def start(self, iteration: Iteration) -> Awaitable[IterationResult]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How requests are run."""
@@ -69,7 +65,7 @@ class LocalPool(ReferencePool):
     """A system that answers requests. A user gets a token when it is committed, as in the real pool."""
 
     def __init__(self, limits: Limits = NO_LIMITS) -> None:
-        super().__init__(RealClock(), limits)
+        super().__init__(LoopClock(), limits)
         self.answers: list[Answer] = []  # in order of submission, also those that have not ended
         self._open: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
         self._began = self._clock.now()
@@ -129,7 +125,7 @@ class Served:
     def __init__(
         self,
         pool: LocalPool,
-        engines: Sequence[StartingEngine],
+        engines: Sequence[LoopEngine],
         figures: EngineFigures,
         setup: Setup,
         cost: Callable[[], IterationCost] = IterationCost,
@@ -154,15 +150,15 @@ class Served:
             loop.stop()
         await asyncio.gather(*self._tasks)
 
-    async def _loop(self, name: str, engine: StartingEngine) -> EngineLoop:
+    async def _loop(self, name: str, engine: LoopEngine) -> EngineLoop:
         epoch = (await self._pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
         self._begin(epoch)
-        clock, figures = RealClock(), self._figures
-        scheduler = self._setup.scheduler(epoch=epoch, figures=figures, knobs=self._setup.knobs, now=clock.now)
+        figures = self._figures
+        scheduler = self._setup.scheduler(epoch=epoch, figures=figures, knobs=self._setup.knobs, now=now)
         observers = [self._recording.recorder(name, epoch, scheduler)] if self._recording else []
         seat, counters = LocalSeat(name, epoch), Counters()
         return EngineLoop(
-            self._pool, scheduler, engine, clock, seat, LEASE, figures, counters, self._cost(), observers=observers
+            self._pool, scheduler, engine, seat, LEASE, figures, counters, self._cost(), observers=observers
         )
 
 

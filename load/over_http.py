@@ -54,12 +54,9 @@ class OverHttp:
         await follow(self._session, sent.path, sent.body, streamed, on_event, patience=self._patience)
         streamed.check(usage=False)
         answer.chunks = streamed.chunks
-        if (
-            NO_ID in answer.tokens or not answer.tokens
-        ):  # tokens without a text of their own came with the last event at the latest
+        if NO_ID in answer.tokens or not answer.tokens:
+            # tokens without a text of their own came with the last event at the latest
             more = (streamed.completion_tokens or 0) - len(answer.tokens)
-            answer.tokens, answer.times = (
-                answer.tokens + [NO_ID] * more,
-                answer.times + (answer.times[-1:] or [self.now()]) * more,
-            )
+            answer.tokens = answer.tokens + [NO_ID] * more
+            answer.times += (answer.times[-1:] or [self.now()]) * more
         return answer

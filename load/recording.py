@@ -14,9 +14,9 @@ import orjson
 
 from load.trace import Request
 from load.workloads import poisson, sized
-from services.live.recorder import ObservedScheduler, Recorder
+from services.live.recorder import Recorder
+from services.requests import DEFAULT_TENANT
 from services.scheduling import RequestLevelScheduler, Scheduler
-from services.settings.settings import DEFAULT_TENANT
 
 INTERVAL = 0.1  # seconds between two events of an engine
 # by `--policy`, each with a file `POLICY_level.jsonl`
@@ -46,7 +46,7 @@ class Recording:
         self._take()
         self._file.write_bytes(b"".join(self._lines))
 
-    def recorder(self, engine: str, epoch: str, scheduler: ObservedScheduler) -> Recorder:
+    def recorder(self, engine: str, epoch: str, scheduler: Scheduler) -> Recorder:
         """The recorder for the `EngineLoop` of an engine."""
         loop = asyncio.get_running_loop()
         recorder = Recorder(engine, epoch, scheduler, wall=lambda: loop.time() - self._began)

@@ -23,7 +23,7 @@ def paper(n: int = 64, seed: int = 0) -> list[Request]:
 
 
 def paper_lengths(n: int, seed: int = 0) -> list[Request]:
-    """The same distribution where only lengths matter: the ids are not drawn, so the lengths are other ones."""
+    """Requests of the lengths of `paper`, where only these matter: no ids are drawn, so the lengths are other ones."""
     draw = random.Random(seed).randint
     return [sized(draw(32, 512), draw(1, 128)) for _ in range(n)]
 

@@ -78,7 +78,7 @@ class Overview:
 
     @property
     def ready_engines(self) -> int:
-        """The number of seats of which that is true."""
+        """The number of seats whose engines are ready."""
         return sum(seat.ready for seat in self.seats)
 
     @property

@@ -14,12 +14,18 @@ NO_TOKEN_LEFT = (
     "the grammar, logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
 )
 NO_GRAMMAR = "the grammar cannot be followed"  # begins such errors of a request
+DEFAULT_TENANT = "default"  # of requests without a key
 BATCH_CLASS = 9  # the class of lines of batches, later than all classes that a request can ask for
+
+
+def is_line(priority: int) -> bool:
+    """Return whether this is the class of lines of batches."""
+    return priority >= BATCH_CLASS
 
 
 def class_label(priority: int) -> str:
     """Return how metrics name a class."""
-    return "batch" if priority >= BATCH_CLASS else str(priority)
+    return "batch" if is_line(priority) else str(priority)
 
 
 class FinishReason(StrEnum):

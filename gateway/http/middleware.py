@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind, error_response, speaks_anthropic
 from services.logs import REQUEST, RequestContext
+from services.requests import DEFAULT_TENANT
 from services.settings.addresses import is_loopback, normalize, parse
-from services.settings.settings import DEFAULT_TENANT, Settings
+from services.settings.settings import Settings
 from services.settings.types import digest_of
 from services.tracing.tracer import is_traceparent
 

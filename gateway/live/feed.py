@@ -15,6 +15,7 @@ import orjson
 
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import GatewayProcess
+from services import wire
 from services.background import keep_running, start
 from services.errors import PoolUnavailable, Unreadable
 from services.live.frames import END, FRAMES, WATCHES, FrameBatch
@@ -104,7 +105,7 @@ class LiveFeed:
                 watcher.end()
             return
         try:
-            batch = FrameBatch.unpack(message)
+            batch = wire.unpack(FrameBatch, message)
         except Unreadable as error:  # of another build
             log.debug("%s", error)
             return

@@ -37,7 +37,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """It was sent, for the first time or again; `last_id` is the id of the event after which to continue, or empty."""
+    """A request was sent, for the first time or again. `last_id`: of the event after which to continue, or empty."""
 
     request: int
     time: float

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import aiohttp
+import orjson
 
 from load.chaos.history import Recorder
-from load.chaos.vectors import ask
 from load.chaos.workload import VECTORS, difference, error_in
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
-from services.client.streaming import follow
+from services.client.streaming import follow, read_stream
 
+VECTOR_TOKENS = [0]  # the output token that stands for the vector of a text
 UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
 
 
@@ -89,8 +91,17 @@ class Streams:
             recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
-            resumable = await (ask if request.path == VECTORS else follow)(
-                self._session, request.path, request.body, outcome.answer, on_event, on_connect, self._patience, key
+            read = read_vectors if request.path == VECTORS else read_stream
+            resumable = await follow(
+                self._session,
+                request.path,
+                request.body,
+                outcome.answer,
+                on_event,
+                on_connect,
+                self._patience,
+                key,
+                read,
             )
             outcome.reconnects = resumable.reconnects
             outcome.answer.check()
@@ -120,6 +131,27 @@ class Streams:
         async with asyncio.TaskGroup() as tasks:
             for first in range(count):
                 tasks.create_task(user(first))
+
+
+async def read_vectors(
+    response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]
+) -> None:
+    """Feed a whole answer to `answer`, as the events of a stream; the text of each choice is its vector in base64."""
+    for event in as_events(orjson.loads(await response.read())):
+        answer.feed(event)
+        on_event(event)
+
+
+def as_events(made: dict[str, Any]) -> Iterator[Event]:
+    """The events of a stream that brings these vectors: a token and the end of each text."""
+    found = sorted(made["data"], key=lambda one: one["index"])
+    choices = [
+        {"index": one["index"], "text": one["embedding"], "token_ids": VECTOR_TOKENS, "finish_reason": "stop"}
+        for one in found
+    ]
+    counts = ".".join([str(len(VECTOR_TOKENS) + 1)] * len(choices))
+    yield Event(orjson.dumps({"choices": choices, "usage": made["usage"]}).decode(), f"{made['id']}:{counts}")
+    yield Event("[DONE]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
+from services.loop.clock import now, wait_any
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
 from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
 from services.requests import Tenure
@@ -20,7 +21,19 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
-    async def wait(self, awaitable: Any, timeout: float) -> bool: ...
+    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool: ...
+
+
+class LoopClock:
+    """The time of the running event loop."""
+
+    def now(self) -> float:
+        return now()
+
+    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool:
+        """Return whether `future` is done within `timeout` seconds. It is not cancelled."""
+        await wait_any([future], timeout)
+        return future.done()
 
 
 @dataclass(slots=True)
@@ -45,7 +58,7 @@ class Waiters:
 
 @dataclass(slots=True)
 class Sequence:
-    """As the keys `seq:<id>`, `tok:<id>` and `lp:<id>`."""
+    """A sequence: what the keys `seq:<id>`, `tok:<id>` and `lp:<id>` hold."""
 
     new: NewSequence
     group: Group
@@ -113,7 +126,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Group:
-    """As the key `group:<request>`."""
+    """A group: what the key `group:<request>` holds."""
 
     request: str
     tenant: str
@@ -153,7 +166,7 @@ class LastReply:
 
 @dataclass(slots=True)
 class Seat:
-    """As the keys `seat:<seat>`, `running:<seat>` and `forgotten:<seat>`."""
+    """A seat: what the keys `seat:<seat>`, `running:<seat>` and `forgotten:<seat>` hold."""
 
     name: str
     epoch: str | None = None
@@ -182,7 +195,7 @@ class Bell:
 
 @dataclass(slots=True)
 class Gateway:
-    """As the keys `gateway:<name>`, `listening:<name>` and `events:<name>`."""
+    """A gateway: what the keys `gateway:<name>`, `listening:<name>` and `events:<name>` hold."""
 
     registration: int
     expires: float

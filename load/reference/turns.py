@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from load.reference.state import Sequence
-from services.pool.limits import Limits, behind
+from services.pool.limits import Limits
+from services.requests import is_line
 
 PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 CHARGED_AT_ONCE = 8
@@ -157,10 +158,10 @@ class TenantQueues:
         """The class of its first sequence, lower by one for each `ageing` seconds that it waits without a turn."""
         assert tenant.first is not None
         group = tenant.first.group
-        if behind(group.priority):
+        if is_line(group.priority):
             return inf
         return group.priority + floor(max(group.arrival, tenant.last) / self._ageing) if self._ageing else 0
 
 
 def counter_of(sequence: Sequence) -> str:
-    return LINES if behind(sequence.group.priority) else SERVED
+    return LINES if is_line(sequence.group.priority) else SERVED

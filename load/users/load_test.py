@@ -18,14 +18,13 @@ from typing import Any, TextIO
 import orjson
 from gevent.lock import BoundedSemaphore
 from locust.exception import StopTest
-from locust.runners import STATE_MISSING, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
-from load.users.finished_workers import FINISHED, FinishedWorkers
-from load.users.last_reports import LastReports
 from load.users.profile import Kind, Profile, arrivals, share
 from load.users.sample import Sample
 from load.users.tally import LATE, Tally, report, table
+from load.users.workers import FINISHED, FinishedWorkers, LastReports, present
 from load.users.workloads import workload
 
 logger = logging.getLogger("locust.stats_logger")  # prints lines as they are, as Locust's tables
@@ -83,7 +82,7 @@ class LoadTest:
         """Put into the options what workers do not know otherwise: they get all that are not Locust's own."""
         workers = ["local"]
         if isinstance(self.runner, MasterRunner):
-            workers = sorted(client.id for client in self.runner.clients.all if client.state != STATE_MISSING)
+            workers = sorted(present(self.runner))
         users = self.options.num_users or 1
         if users < len(workers):
             raise ValueError(f"{len(workers)} workers need at least as many users, not {users}")
@@ -247,7 +246,7 @@ class LoadTest:
         ]
 
     def _levels(self, seconds: float) -> list[tuple[float, float, float]]:
-        """Of each stage the seconds that it ran, and its first and last level."""
+        """The seconds that each stage ran, with its first and last level."""
         levels, left = [], seconds
         for stage in self.profile.stages:
             levels.append((max(0.0, min(left, stage.seconds)), stage.begin, stage.end))

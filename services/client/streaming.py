@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -19,40 +19,13 @@ def open_session(url: str, key: str | None = None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers)
 
 
-async def follow(
-    session: aiohttp.ClientSession,
-    path: str,
-    body: dict[str, Any],
-    answer: StreamedAnswer,
-    on_event: Callable[[Event], None] = lambda event: None,
-    on_connect: Callable[[str], None] = lambda last_id: None,
-    patience: float = PATIENCE,
-    headers: Mapping[str, str] | None = None,
-) -> ResumableRequest:
-    """POST `body` with `headers` and fill `answer` up to its `[DONE]`, over any number of connections.
-
-    `on_connect` is called before each connection with the id of the event after which to continue, `on_event` with each
-    event after `answer` accepted or refused it. Raises StreamError for an error from the server, for a stream that does
-    not continue where it stopped, and after `patience` seconds without a sign of life.
-    """
-    resumable = ResumableRequest(answer, patience)
-    while not answer.done:
-        on_connect(answer.last_id)
-        try:
-            async with session.post(path, json=body, headers={**(headers or {}), **resumable.headers()}) as response:
-                if response.status == 200:
-                    await _read(response, answer, on_event)
-                    pause = 0.0 if answer.done else resumable.broken("the stream ended without [DONE]")
-                else:
-                    after = response.headers.get("Retry-After")
-                    pause = resumable.refused(response.status, after, await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            pause = resumable.broken(f"the connection broke: {error!r}")
-        await asyncio.sleep(pause)
-    return resumable
+Read = Callable[[aiohttp.ClientResponse, StreamedAnswer, Callable[[Event], None]], Awaitable[None]]
 
 
-async def _read(response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]) -> None:
+async def read_stream(
+    response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]
+) -> None:
+    """Feed the events of a response to `answer`, up to `[DONE]`."""
     events, rest = Events(), b""
     async for data in response.content.iter_any():  # all that has arrived; to wait for each line takes far longer
         *lines, rest = (rest + data).split(b"\n")
@@ -65,3 +38,38 @@ async def _read(response: aiohttp.ClientResponse, answer: StreamedAnswer, on_eve
                     on_event(event)
                 if answer.done:
                     return
+
+
+async def follow(
+    session: aiohttp.ClientSession,
+    path: str,
+    body: dict[str, Any],
+    answer: StreamedAnswer,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_connect: Callable[[str], None] = lambda last_id: None,
+    patience: float = PATIENCE,
+    headers: Mapping[str, str] | None = None,
+    read: Read = read_stream,
+) -> ResumableRequest:
+    """POST `body` with `headers` and fill `answer` up to its `[DONE]`, over any number of connections. `read` reads a
+    response.
+
+    `on_connect` is called before each connection with the id of the event after which to continue, `on_event` with each
+    event after `answer` accepted or refused it. Raises StreamError for an error from the server, for a stream that does
+    not continue where it stopped, and after `patience` seconds without a sign of life.
+    """
+    resumable = ResumableRequest(answer, patience)
+    while not answer.done:
+        on_connect(answer.last_id)
+        try:
+            async with session.post(path, json=body, headers={**(headers or {}), **resumable.headers()}) as response:
+                if response.status == 200:
+                    await read(response, answer, on_event)
+                    pause = 0.0 if answer.done else resumable.broken("the stream ended without [DONE]")
+                else:
+                    after = response.headers.get("Retry-After")
+                    pause = resumable.refused(response.status, after, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            pause = resumable.broken(f"the connection broke: {error!r}")
+        await asyncio.sleep(pause)
+    return resumable

@@ -23,8 +23,6 @@ from typing import Any
 
 import orjson
 
-from services import wire
-
 FRAMES = "live"  # the channel of schedulers' messages
 END = b""  # a message on that channel which ends all feeds: a cluster is about to stop
 WATCHES = "live:watch"  # the channel on which gateways ask for them
@@ -91,18 +89,6 @@ class FrameBatch:
     epoch: str
     iterations: bytes
     requests: list[RequestFrame]
-
-    @classmethod
-    def of(cls, engine: str, epoch: str, iterations: list[IterationFrame], requests: list[RequestFrame]) -> FrameBatch:
-        return cls(engine, epoch, orjson.dumps(iterations), requests)
-
-    def pack(self) -> bytes:
-        return wire.pack(self)
-
-    @classmethod
-    def unpack(cls, message: bytes) -> FrameBatch:
-        """Return the frames in a message of the pool. Raises Unreadable for one of another build."""
-        return wire.unpack(cls, message)
 
     def json(self, tenant: str) -> bytes:
         """Return the data of the `iterations` event for a watcher of `tenant`."""

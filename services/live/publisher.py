@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from services import wire
 from services.errors import PoolUnavailable
 from services.live.frames import FRAMES, WATCH_TTL, WATCHES
 from services.live.recorder import Recorder
@@ -62,7 +63,7 @@ class FramePublisher:
             while now() < self._until:
                 await asyncio.sleep(PERIOD)
                 if batch := self._recorder.take():
-                    await self._send(batch.pack())
+                    await self._send(wire.pack(batch))
             self._recorder.watch(False)
             self._asked.clear()
 

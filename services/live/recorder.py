@@ -4,44 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+
+import orjson
 
 from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
 from services.loop.observers import Observer
 from services.messages import Claim, Commit, Iteration, IterationResult
+from services.scheduling import Scheduler
+from services.scheduling.request_entry import RequestEntry
 
 DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
-
-
-class ObservedRequest(Protocol):
-    """What the recorder reads of a scheduler's request."""
-
-    @property
-    def prompt(self) -> Sequence[int]: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def num_computed_tokens(self) -> int: ...  # with the iteration that was just selected
-    @property
-    def num_reached_tokens(self) -> int: ...  # at most this many were computed before, here or by earlier owners
-    @property
-    def num_cached_tokens(self) -> int | None: ...
-    @property
-    def num_claimed_tokens(self) -> int: ...
-
-
-class ObservedScheduler(Protocol):
-    """What the recorder reads of a scheduler."""
-
-    def find(self, id: str) -> ObservedRequest | None:
-        """Return the request of this scheduler that has not ended; None if it has none of that id."""
-        ...
-
-    @property
-    def num_held_blocks(self) -> int: ...
 
 
 class Recorder(Observer):
@@ -50,9 +23,7 @@ class Recorder(Observer):
     It reads the scheduler when an iteration is selected, so it can begin at any time.
     """
 
-    def __init__(
-        self, engine: str, epoch: str, scheduler: ObservedScheduler, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, engine: str, epoch: str, scheduler: Scheduler, wall: Callable[[], float] = time.time) -> None:
         """`engine` is the name of the seat. `wall` returns the time in seconds, of which frames have ms."""
         self.watched = False
         self._engine, self._epoch = engine, epoch
@@ -92,7 +63,7 @@ class Recorder(Observer):
             frame = self._requests.get(id) or self._describe(id, request)
             requests.append((frame.n, count, work_of(request, count).value))
         preempted = [self._requests[id].n for id in iteration.released if id in self._requests and find(id)]
-        blocks = self._scheduler.num_held_blocks
+        blocks = self._scheduler.blocks.held
         self._started[iteration.step] = (
             self._wall(),
             IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted),
@@ -148,9 +119,9 @@ class Recorder(Observer):
             self._described_at = now
             fresh = {request.n for request in described}
             described += [request for request in self._requests.values() if request.n not in fresh]
-        return FrameBatch.of(self._engine, self._epoch, frames, described)
+        return FrameBatch(self._engine, self._epoch, orjson.dumps(frames), described)
 
-    def _describe(self, id: str, request: ObservedRequest) -> RequestFrame:
+    def _describe(self, id: str, request: RequestEntry) -> RequestFrame:
         self._last += 1
         cached, resumed = request.num_cached_tokens or 0, request.num_claimed_tokens
         frame = RequestFrame(self._last, len(request.prompt), request.priority, cached, resumed, id, request.tenant)
@@ -159,7 +130,7 @@ class Recorder(Observer):
         return frame
 
 
-def work_of(request: ObservedRequest, count: int) -> Work:
+def work_of(request: RequestEntry, count: int) -> Work:
     """Return what an iteration does that computes the last `count` of the computed tokens of a request."""
     first, prompt = request.num_computed_tokens - count, len(request.prompt)
     if first < request.num_reached_tokens:

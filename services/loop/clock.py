@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class RealClock:
-    """The clock of the running event loop."""
+def now() -> float:
+    """Seconds, monotonic."""
+    return asyncio.get_running_loop().time()
 
-    def now(self) -> float:
-        """Seconds, monotonic."""
-        return asyncio.get_running_loop().time()
 
-    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool:
-        """Return whether `future` is done within `timeout` seconds. It is not cancelled."""
-        await self.wait_any([future], timeout)
-        return future.done()
+async def wait_any(futures: Sequence[asyncio.Future[Any]], timeout: float) -> None:
+    """Return when one of `futures` is done, or after `timeout` seconds. No future is cancelled."""
+    loop = asyncio.get_running_loop()  # asyncio.wait costs twice as much, and each iteration waits twice
+    waiter = loop.create_future()
 
-    async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
-        """Return when one of `futures` is done, or after `timeout` seconds. No future is cancelled."""
-        loop = asyncio.get_running_loop()  # asyncio.wait costs twice as much, and each iteration waits twice
-        waiter = loop.create_future()
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
-        def wake(_: object = None) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        timer = loop.call_later(max(0.0, timeout), wake) if isfinite(timeout) else None
-        pending = list(futures)
-        for future in pending:
-            future.add_done_callback(wake)
-        try:
-            await waiter
-        finally:
-            if timer:
-                timer.cancel()
-            for future in pending:
-                future.remove_done_callback(wake)
+    timer = loop.call_later(max(0.0, timeout), wake) if isfinite(timeout) else None
+    for future in futures:
+        future.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        if timer:
+            timer.cancel()
+        for future in futures:
+            future.remove_done_callback(wake)
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:

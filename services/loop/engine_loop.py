@@ -1,7 +1,7 @@
 """EngineLoop: the loop that keeps one engine busy: select and start iterations, exchange with the pool, update.
 
-The Ray actor, the in-process benchmark and the simulator all run this coroutine, each with its own pool, engine and
-clock.
+The Ray actor, the in-process benchmark and the simulator all run this coroutine, each with its own pool and engine; the
+simulator does so on virtual time.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault, StaleEpoch
 from services.loop.blame import find_request
+from services.loop.clock import now, wait_any
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.observers import Leaving, Observer, Observers
-from services.loop.pool_session import PoolSession, discard_outcome
-from services.loop.protocols import Clock, Engine, Pool, Seat
+from services.loop.pool_session import Pool, PoolSession, Seat, discard_outcome
 from services.loop.stats import IterationStats
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
@@ -31,6 +31,16 @@ from services.sleep import SleepRule
 NEVER = SleepRule()
 
 log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """Runs iterations in order."""
+
+    def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
+        """Start the iteration now, or when the ones before allow it. Awaiting the return value gives the result or
+        raises `EngineLost` or `StaleEpoch`.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -58,7 +68,6 @@ class EngineLoop:
         pool: Pool,
         scheduler: Scheduler,
         engine: Engine,
-        clock: Clock,
         seat: Seat,
         lease: float,
         figures: EngineFigures,
@@ -76,11 +85,10 @@ class EngineLoop:
         """
         self._scheduler = scheduler
         self._engine = engine
-        self._clock = clock
         self._seat = seat
         self._lease, self._renewal = lease, lease / 3
         self._figures = figures
-        self._session = PoolSession(pool, clock, seat, self._renewal)
+        self._session = PoolSession(pool, seat, self._renewal)
         self._stats = IterationStats(counters, engine_of(seat.name))
         self._cost = cost
         self._process_gauges = gauges
@@ -143,7 +151,7 @@ class EngineLoop:
         try:
             while True:
                 self._check_engine()
-                if self._draining.is_over(self._clock.now(), self._scheduler.held):
+                if self._draining.is_over(now(), self._scheduler.held):
                     self.stop()
                 self._start_iterations()
                 self._record_finished()
@@ -159,7 +167,7 @@ class EngineLoop:
                         await self._session.wait_bell(self._engine_lost, until)
                     continue
                 self._begin_exchange()
-                self._observers.rest()
+                self._observers.tell(lambda each: each.rest())
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
@@ -184,37 +192,37 @@ class EngineLoop:
 
     async def _wait(self) -> None:
         """Wait until an iteration, a call or the engine has ended, or something is due."""
-        began, until = self._clock.now(), self._next_call_at()
+        began, until = now(), self._next_call_at()
         futures = [self._engine_lost, *self._session.pending_calls]
         first = self._pending[0] if self._pending else None
         if first:
             futures.append(first.result)
             until = min(until, first.started_at + first.limit)
-        await self._clock.wait_any(futures, until - began)
+        await wait_any(futures, until - began)
         if first:  # if this process woke up late, it stood still itself, and the engine is not to blame
-            first.started_at += max(0.0, self._clock.now() - max(until, began))
+            first.started_at += max(0.0, now() - max(until, began))
 
     # --- the engine ------------------------------------------------------------------------------------------
 
     def _start_iterations(self) -> None:
         while not self._stopping and (iteration := self._scheduler.select()):
             result = asyncio.ensure_future(self._engine.start(iteration))
-            now = self._clock.now()
-            self._pending.append(PendingIteration(iteration, result, now))
+            started_at = now()
+            self._pending.append(PendingIteration(iteration, result, started_at))
             self._idle_since, self.level = None, SleepLevel.AWAKE
-            self._stats.started(iteration, now)
-            self._observers.started(iteration)
+            self._stats.started(iteration, started_at)
+            self._observers.tell(lambda each: each.started(iteration))
             self._nothing_waits = False
 
     def _end_iterations(self) -> None:
         while self._pending and self._pending[0].result.done():
-            pending, now = self._pending[0], self._clock.now()
+            pending, ended_at = self._pending[0], now()
             self._scheduler.update(pending.result.result())
             self._pending.popleft()
             if self._pending:
-                self._pending[0].started_at = now
+                self._pending[0].started_at = ended_at
             if not pending.iteration.sleep:
-                self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
+                self._finished.append((pending.iteration, pending.result.result(), ended_at - pending.started_at))
 
     def _owes(self) -> bool:
         """Return whether a request has to get a token before the engine makes room."""
@@ -228,22 +236,21 @@ class EngineLoop:
             self._idle_since = None
             return 0.0
         if self._idle_since is None:
-            self._idle_since = self._clock.now()
-        return self._clock.now() - self._idle_since
+            self._idle_since = now()
+        return now() - self._idle_since
 
     def _fall_asleep(self) -> bool:
         """Let the engine go down a state if it has been idle for long enough, and return whether it does."""
         level, before = self._sleep.level(self._idle_seconds()), self.level
         if level <= before:
             return False
-        self.level = level
-        if level >= SleepLevel.COLD:
-            self.level = SleepLevel.COLD
+        self.level = min(level, SleepLevel.COLD)
+        if self.level is SleepLevel.COLD:
             self.stop()
         else:
             iteration = self._scheduler.sleep()
             result = asyncio.ensure_future(self._engine.start(iteration))
-            self._pending.append(PendingIteration(iteration, result, self._clock.now()))
+            self._pending.append(PendingIteration(iteration, result, now()))
         return True
 
     def _record_finished(self) -> None:
@@ -251,25 +258,28 @@ class EngineLoop:
         for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-            self._observers.finished(iteration, result, seconds)
+            self._tell_finished(iteration, result, seconds)
         self._finished.clear()
+
+    def _tell_finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
+        self._observers.tell(lambda each: each.finished(iteration, result, seconds))
 
     def _check_engine(self) -> None:
         """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
         if self._engine_lost.done():
             self._engine_lost.result()
         pending = self._pending[0] if self._pending else None
-        if pending is None or self._clock.now() < pending.started_at + pending.limit:
+        if pending is None or now() < pending.started_at + pending.limit:
             return
         pending.limit = self._cost.limit(pending.iteration)
-        if self._clock.now() >= pending.started_at + pending.limit:
+        if now() >= pending.started_at + pending.limit:
             raise EngineStuck(f"iteration {pending.iteration.step} is not done after {pending.limit:.0f} s")
 
     # --- the pool --------------------------------------------------------------------------------------------
 
     def _begin_exchange(self) -> None:
         """Send the exchange that is due, if no call is pending."""
-        if self._clock.now() < self._next_call_at():
+        if now() < self._next_call_at():
             return
         if self._session.busy:
             self._session.resend()
@@ -290,8 +300,8 @@ class EngineLoop:
         commits = self._scheduler.take_commits()
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
-        self._stats.committed(commits, self._clock.now())
-        self._observers.committed(commits)
+        self._stats.committed(commits, now())
+        self._observers.tell(lambda each: each.committed(commits))
         if self._owed and any(commit.id == self._owed for commit in commits):
             self._owed = ""
         self._seat.call += 1
@@ -315,17 +325,17 @@ class EngineLoop:
         if received is None:
             return
         exchange, reply = received
-        now = self._clock.now()
-        self._stats.exchanged(now - self._session.started_at)
-        self._stats.claimed(reply.claims, reply.foreign, now)
+        received_at = now()
+        self._stats.exchanged(received_at - self._session.started_at)
+        self._stats.claimed(reply.claims, reply.foreign, received_at)
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
-        self._observers.claimed(reply.claims, reply.foreign)
+        self._observers.tell(lambda each: each.claimed(reply.claims, reply.foreign))
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         self._scheduler.forget(reply.forgotten if exchange.holds is None else None)  # what was lost is not told
-        self._draining.told(reply.surplus, now)
+        self._draining.told(reply.surplus, received_at)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work
 
@@ -341,12 +351,12 @@ class EngineLoop:
         """
         self._stopping, self._ready = True, False
         self._record_finished()
-        give_up = self._clock.now() + self._lease
+        give_up = now() + self._lease
         try:
-            while (self._session.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
+            while (self._session.busy or self._scheduler.has_commits()) and now() < give_up:
                 self._begin_exchange()
                 until = min(self._next_call_at(), give_up)
-                await self._clock.wait_any(self._session.pending_calls, until - self._clock.now())
+                await wait_any(self._session.pending_calls, until - now())
                 self._end_exchange()
         except OrcaError:
             raise
@@ -361,7 +371,7 @@ class EngineLoop:
         await self._session.close()
         for pending in self._pending:
             pending.result.add_done_callback(discard_outcome)
-        self._observers.close(self._left_by)
+        self._observers.tell(lambda each: each.close(self._left_by))
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)
 

@@ -42,31 +42,13 @@ class Observer:
         owns them."""
 
 
-class Observers(Observer):
-    """Tells several observers. One that raises an exception is not called again, so its defect costs no request."""
+class Observers:
+    """Tells several observers. One that raises an exception is not told again, so its defect costs no request."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
 
-    def claimed(self, claims: Sequence[Claim], foreign: Sequence[str]) -> None:
-        self._tell(lambda observer: observer.claimed(claims, foreign))
-
-    def started(self, iteration: Iteration) -> None:
-        self._tell(lambda observer: observer.started(iteration))
-
-    def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
-        self._tell(lambda observer: observer.finished(iteration, result, seconds))
-
-    def committed(self, commits: Sequence[Commit]) -> None:
-        self._tell(lambda observer: observer.committed(commits))
-
-    def rest(self) -> None:
-        self._tell(lambda observer: observer.rest())
-
-    def close(self, leaving: Leaving | None) -> None:
-        self._tell(lambda observer: observer.close(leaving))
-
-    def _tell(self, what: Callable[[Observer], None]) -> None:
+    def tell(self, what: Callable[[Observer], None]) -> None:
         for observer in self._observers[:]:
             try:
                 what(observer)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from services.errors import PoolUnavailable, StaleEpoch
-from services.loop.protocols import Clock, Pool, Seat
+from services.loop.clock import now, wait_any
 from services.messages import Exchange, ExchangeReply
 
 FIRST_RETRY = 0.02  # seconds before a failed exchange is repeated; doubles up to a third of the lease
+
+
+class Pool(Protocol):
+    """A request pool. Both methods raise `PoolUnavailable` while its server is away."""
+
+    async def exchange(self, exchange: Exchange) -> ExchangeReply:
+        """Commit, renew the lease and claim in one atomic call, which can be repeated with the same call number."""
+        ...
+
+    async def wait_bell(self, seat: str, timeout: float) -> None:
+        """Return when an idle seat may find work, or after `timeout` seconds."""
+        ...
+
+
+class Seat(Protocol):
+    """An engine's place in the pool, owned under the epoch that `acquire` returned."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> str: ...
+
+    call: int  # the number of the last exchange under this epoch
 
 
 class PoolSession:
@@ -21,12 +44,11 @@ class PoolSession:
     next new exchange must then carry the full state: the engine's figures and all requests that the sender holds.
     """
 
-    def __init__(self, pool: Pool, clock: Clock, seat: Seat, renewal: float) -> None:
+    def __init__(self, pool: Pool, seat: Seat, renewal: float) -> None:
         """`renewal`: seconds after which the lease has to be renewed."""
         self.in_doubt = True
         self.started_at = -inf  # when the last call started
         self._pool = pool
-        self._clock = clock
         self._seat = seat
         self._renewal = renewal
         self._exchange: Exchange | None = None  # the one that is not answered yet
@@ -57,7 +79,7 @@ class PoolSession:
         """Call the pool with the exchange that is not answered."""
         assert self._exchange is not None
         assert self._call is None
-        self.started_at = self._clock.now()
+        self.started_at = now()
         self._call = asyncio.ensure_future(self._pool.exchange(self._exchange))
 
     def receive(self) -> tuple[Exchange, ExchangeReply] | None:
@@ -69,7 +91,7 @@ class PoolSession:
             reply = call.result()
         except PoolUnavailable:
             self.in_doubt = True
-            self._retry_at = self._clock.now() + self._backoff
+            self._retry_at = now() + self._backoff
             self._backoff = min(2 * self._backoff, self._renewal)
             return None
         if not reply.owned:
@@ -87,7 +109,7 @@ class PoolSession:
         timeout = min(self._renewal, at_most)
         bell = self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, timeout))
         try:
-            await self._clock.wait_any([bell, other], 2 * self._renewal)  # a dead connection must not cost the lease
+            await wait_any([bell, other], 2 * self._renewal)  # a dead connection must not cost the lease
         finally:
             self._bell = None
             if not bell.done():
@@ -97,7 +119,7 @@ class PoolSession:
             if not isinstance(error, PoolUnavailable):
                 raise error
             self.in_doubt = True
-            await self._clock.wait_any([other], self._backoff)
+            await wait_any([other], self._backoff)
 
     def wake(self) -> None:
         """Make `wait_bell` return now."""
@@ -107,7 +129,7 @@ class PoolSession:
     async def close(self) -> None:
         """Give the pending call, which may carry tokens, time to arrive. Nothing is sent afterwards."""
         if self._call:
-            await self._clock.wait_any([self._call], self._renewal)
+            await wait_any([self._call], self._renewal)
             self._call.cancel()
             self._call.add_done_callback(discard_outcome)
 

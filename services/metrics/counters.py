@@ -9,9 +9,9 @@ from functools import cache
 from urllib.parse import quote, unquote
 
 from services.metrics.declared import COUNTERS, HISTOGRAMS
+from services.requests import DEFAULT_TENANT
 
 OTHER = "other"  # the label of tenants without metrics of their own
-DEFAULT = "default"  # the tenant of requests without a key
 
 
 class Counters:
@@ -24,7 +24,7 @@ class Counters:
     def __init__(self, tenants: Collection[str] = ()) -> None:
         """The default tenant and each of `tenants` have metrics of their own. The metrics of all other tenants are
         added up, so that the number of series does not grow with the number of tenants."""
-        self._tenants = frozenset({DEFAULT, *tenants})
+        self._tenants = frozenset({DEFAULT_TENANT, *tenants})
         self._sums: dict[str, float] = defaultdict(float)
 
     def inc(self, name: str, by: float = 1, **labels: str) -> None:

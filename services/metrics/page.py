@@ -18,7 +18,7 @@ from itertools import product
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from services.metrics.counters import DEFAULT, values_of
+from services.metrics.counters import values_of
 from services.metrics.declared import (
     COUNTERS,
     ENGINE,
@@ -34,7 +34,7 @@ from services.metrics.declared import (
     SEAT_GAUGES,
 )
 from services.overview import Overview, SleepLevel
-from services.requests import FinishReason, class_label
+from services.requests import DEFAULT_TENANT, FinishReason, class_label
 from services.seats import engine_of, seats_of_shard
 
 MODEL, SHARD = "model_name", "shard"
@@ -43,7 +43,7 @@ OF_SERVER = ("orca:gateways", "orca:gateways_wanted")  # the same in the pools o
 # The values of labels whose series are on the page before the first increment, beside the living engines: those of
 # requests without a key and a class, and all reasons and files
 KNOWN: dict[str, Sequence[str]] = {
-    "tenant": [DEFAULT],
+    "tenant": [DEFAULT_TENANT],
     "priority": [class_label(0)],
     "finished_reason": [reason.value for reason in FinishReason],
     "file": FILES,

@@ -69,7 +69,7 @@ class NodeConnection(redis.Connection):
 
 
 class NodeTLSConnection(NodeConnection, redis.SSLConnection):
-    """The same with TLS."""
+    """A `NodeConnection` with TLS."""
 
 
 class NewestSentinel(Sentinel):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -18,13 +18,13 @@ from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
 from services.pool.address import without_password
 from services.pool.clients import close_client, has_sentinels, master_of, nodes_of, open_clients
-from services.pool.kept_connections import Command, KeptConnections
 from services.pool.server.binaries import OLDEST_SERVER
 
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
 WAIT_TIMEOUT = 2.0  # seconds of it for the replicas
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
+LONGEST_WAIT = 20.0  # seconds for a connection, while all are in use
 LOOK_PERIOD = 1.0  # seconds between questions to the Sentinels, while there are calls
 
 # Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
@@ -49,6 +49,8 @@ _CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
 _NO_MASTER = "WAIT cannot be used with replica"  # after a script that has written nothing; it has no code of its own
 _KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
 _DENIED = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
+
+Command = tuple[str | bytes | int, ...]
 
 log = logging.getLogger(__name__)
 
@@ -103,12 +105,8 @@ class Connection:
     async def run(self, name: str, prefix: str, packed: bytes) -> Any:
         """Run a script with its packed arguments. It is sent once: after an error the caller does not know whether it
         ran."""
-        script = scripts.script(name)
         with self._calling(name):
-            try:
-                return await self._confirmed("EVALSHA", script.sha, 1, prefix, packed)
-            except exceptions.NoScriptError:
-                return await self._confirmed("EVAL", script.text, 1, prefix, packed)
+            return await self._scripted(self._to_scripts, SCRIPT_TIMEOUT, name, (1, prefix, packed))
 
     async def command(self, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it."""
@@ -123,35 +121,33 @@ class Connection:
             return reply
 
     async def block_confirmed(self, timeout: float, prefix: str, *args: str | bytes | int) -> Any:
-        """The same, but with `wait_replicas` the reply is returned only when so many replicas have what it tells.
+        """As `block`, but with `wait_replicas` the reply is returned only when so many replicas have what it tells.
 
         They are asked for on the same connection: it may be one to an earlier master, for which its successor's
         replicas say nothing."""
         if not self.wait_replicas:
             return await self.block(timeout, *args)
-        confirm = scripts.script("confirm")
         with self._calling(str(args[0])):
-            seconds = timeout + BLOCK_SLACK
-            try:
-                call = ("EVALSHA", confirm.sha, 1, prefix, confirm.pack())
-                return await self._waited(self._to_blocking, seconds, args, call)
-            except exceptions.NoScriptError:
-                call = ("EVAL", confirm.text, 1, prefix, confirm.pack())
-                return await self._waited(self._to_blocking, seconds, args, call)
+            call = (1, prefix, scripts.script("confirm").pack())
+            return await self._scripted(self._to_blocking, timeout + BLOCK_SLACK, "confirm", call, args)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
             await close_client(client)
 
-    async def _confirmed(self, *args: str | bytes | int) -> Any:
-        """The reply to a script, when `wait_replicas` replicas have what it wrote."""
-        if not self.wait_replicas:
-            (reply,) = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args)
-            return reply
-        return await self._waited(self._to_scripts, SCRIPT_TIMEOUT, args)
+    async def _scripted(self, kept: KeptConnections, seconds: float, name: str, args: Command, *before: Command) -> Any:
+        """The reply to the first of the commands `before`, or to the script that follows them."""
+        script = scripts.script(name)
+        try:
+            return await self._confirmed(kept, seconds, *before, ("EVALSHA", script.sha, *args))
+        except exceptions.NoScriptError:
+            return await self._confirmed(kept, seconds, *before, ("EVAL", script.text, *args))
 
-    async def _waited(self, kept: KeptConnections, seconds: float, *commands: Command) -> Any:
+    async def _confirmed(self, kept: KeptConnections, seconds: float, *commands: Command) -> Any:
         """The reply to the first of some commands, when `wait_replicas` replicas have what they wrote."""
+        if not self.wait_replicas:
+            (reply,) = await self._follow(kept, seconds, *commands)
+            return reply
         wait = ("WAIT", self.wait_replicas, round(WAIT_TIMEOUT * 1000))
         reply, *_, count = await self._follow(kept, seconds, *commands, wait)
         if count < self.wait_replicas:
@@ -256,3 +252,97 @@ def _why_unavailable(error: Exception) -> str | None:
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, _DENIED):
         return "SCRIPT KILL" if _KILLED in str(error) else None
     return type(error).__name__
+
+
+class KeptConnections:
+    """Sends commands on connections that stay taken out of redis-py's pool between calls.
+
+    For every call, redis-py takes a connection out of its pool, looks whether its socket can be read, starts a task to
+    write, and records figures about all of it. For a call per token of a stream this takes longer than the call itself.
+
+    `pool` is one of redis-py's, without a socket timeout. `most`: the number of calls at a time; None: any.
+
+    `on_error` is awaited with the error of each call that failed, also with an error reply, but not after a
+    cancellation. It calls `reopen` if another server may serve now.
+    """
+
+    def __init__(self, pool: Any, on_error: Callable[[Exception], Awaitable[None]], most: int | None = None) -> None:
+        self._pool = pool
+        self._on_error = on_error
+        self._slots = asyncio.Semaphore(most) if most else None
+        self._kept: list[Any] = []
+        self._round = 0  # increments when all connections are to be opened again
+
+    async def pipeline(self, seconds: float, *commands: Command) -> list[Any]:
+        """The replies to commands that are sent at once on one connection, as the server sent them, within `seconds`
+        once there is a connection for them. Raises the first reply that is an error, what else redis-py raises, and
+        TimeoutError."""
+        if self._slots is None:
+            return await self._timed(seconds, commands)
+        if self._slots.locked():
+            async with asyncio.timeout(LONGEST_WAIT):
+                await self._slots.acquire()
+        else:
+            await self._slots.acquire()
+        try:
+            return await self._timed(seconds, commands)
+        finally:
+            self._slots.release()
+
+    async def reopen(self) -> None:
+        """Close all connections, those in use after their calls. The next calls open new ones."""
+        self._round += 1
+        while self._kept:
+            await self._drop(self._kept.pop())
+        await self._pool.disconnect(inuse_connections=False)  # those that redis-py's own calls have opened
+
+    async def _timed(self, seconds: float, commands: tuple[Command, ...]) -> list[Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._exchange(commands)
+        except (exceptions.RedisError, OSError) as error:  # OSError: also TimeoutError
+            await self._on_error(error)
+            raise
+
+    async def _exchange(self, commands: tuple[Command, ...]) -> list[Any]:
+        round = self._round
+        connection = await self._take()
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            replies = [await _reply(connection) for _ in commands]
+        except BaseException:  # a reply may still arrive
+            await self._drop(connection)
+            raise
+        if round == self._round:
+            self._kept.append(connection)
+        else:
+            await self._drop(connection)
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+        return replies
+
+    async def _take(self) -> Any:
+        while self._kept:
+            connection = self._kept.pop()
+            if _is_open(connection):
+                return connection
+            await self._drop(connection)
+        return await self._pool.get_connection()
+
+    async def _drop(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)
+        await self._pool.release(connection)
+
+
+async def _reply(connection: Any) -> Any:
+    """The next reply; an error reply is returned, because replies may follow it."""
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
+
+
+def _is_open(connection: Any) -> bool:
+    """Whether the server has not closed it, as far as the event loop has noticed. redis-py tells it by a read only."""
+    return connection.is_connected and not (connection._reader.at_eof() or connection._writer.is_closing())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field, fields
-from typing import Any, Literal
-
-from services.requests import BATCH_CLASS
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 # Seconds (about 95 years) added to the rank of lines of batches, which puts them behind all other requests. Ranks in
 # microseconds stay below 2**53, up to which the server's numbers are exact.
 BEHIND = 3e9
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The most that may be in a pool; 0 for no bound.
 
     `waiting`, `waiting_tokens`: sequences that wait and tokens of their prompts. `streams`: groups that have not ended
@@ -71,32 +68,8 @@ class Limits:
 
     def bounds_of(self, tenant: str) -> Bounds:
         """A tenant's own bounds; 0 where the bound of all tenants together is as low."""
-        given = self.tenants.get(tenant, Bounds())
-        own = {}
-        for bound in fields(Bounds):
-            most = getattr(self.bounds, bound.name)
-            share = max(1, int(self.tenant_share * most)) if most else 0
-            own_most = getattr(given, bound.name) or share
-            own[bound.name] = 0 if own_most >= most > 0 else own_most
-        return Bounds(**own)
-
-
-class BoundsByTenant:
-    """The bounds of tenants as the script `submit` reads them. They are computed once, and again for other limits."""
-
-    def __init__(self) -> None:
-        self._limits: Limits | None = None
-        self._known: dict[str, tuple[Any, ...]] = {}  # by tenant
-
-    def of(self, limits: Limits, tenant: str) -> tuple[Any, ...]:
-        if self._limits is not limits:
-            self._limits, self._known = limits, {}
-        if tenant not in self._known:
-            all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
-            self._known[tenant] = all, own, limits.max_queue_wait
-        return self._known[tenant]
-
-
-def behind(priority: int) -> float:
-    """Seconds that are added to the rank of a request of this class."""
-    return BEHIND if priority >= BATCH_CLASS else 0.0
+        own = []
+        for most, given in zip(self.bounds, self.tenants.get(tenant, Bounds()), strict=True):
+            own_most = given or (max(1, int(self.tenant_share * most)) if most else 0)
+            own.append(0 if own_most >= most > 0 else own_most)
+        return Bounds(*own)

@@ -34,23 +34,17 @@ from services.overview import Overview, SeatOverview
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 from services.seats import ClusterSeats, SeatGrant
 
-assert array("I").itemsize == 4
+assert (array("I").itemsize, sys.byteorder) == (4, "little")
 
 log = logging.getLogger(__name__)
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    values = array("I", tokens)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    return array("I", tokens).tobytes()
 
 
 def unpack_tokens(data: bytes) -> list[int]:
-    values = array("I", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+    return array("I", data).tolist()
 
 
 def pack(value: object) -> bytes:

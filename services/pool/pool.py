@@ -28,9 +28,9 @@ from services.pool import packing, scripts
 from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
-from services.pool.limits import BoundsByTenant, Limits, behind
+from services.pool.limits import Limits
 from services.pool.packing import increments, micros, pack
-from services.requests import Refusal
+from services.requests import Refusal, is_line
 from services.seats import ClusterSeats, SeatGrant
 
 # The most bytes of a packed submission: an eighth of what a server accepts in one argument (`proto-max-bulk-len`).
@@ -57,7 +57,6 @@ class RequestPool:
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url, wait_replicas)
-        self._bounds = BoundsByTenant()
         self._gaps: set[str] = set()  # gateways whose stream was trimmed before they had read it
 
     @property
@@ -92,7 +91,8 @@ class RequestPool:
 
     def _submit_of(self, submission: Submission) -> bytes:
         """Return the packed arguments of `submit`."""
-        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
+        limits = self.limits
+        key, ranked = submission.idempotency_key, limits.order == "priority" and not is_line(submission.priority)
         known = any(s.output for s in submission.sequences)
         return self._pack(
             "submit",
@@ -101,15 +101,15 @@ class RequestPool:
             tenant=submission.tenant,
             key=key is not None and f"{submission.tenant}\0{key}",
             body=submission.body,
-            bounds=self._bounds.of(self.limits, submission.tenant),
-            keep_ended=micros(self.limits.keep_ended),
+            bounds=(limits.bounds, limits.bounds_of(submission.tenant), limits.max_queue_wait),
+            keep_ended=micros(limits.keep_ended),
             resumable=submission.resumable,
             background=submission.background,
-            grace=micros(self.limits.grace),
+            grace=micros(limits.grace),
             priority=submission.priority,
-            ttft=micros(submission.ttft or (self.limits.ttft_target if ranked else 0)),
+            ttft=micros(submission.ttft or (limits.ttft_target if ranked else 0)),
             ranked=ranked,
-            ageing=micros(self.limits.ageing) if ranked else 0,
+            ageing=micros(limits.ageing) if ranked else 0,
             waited=micros(submission.waited),
             queue_timeout=0 if known else micros(submission.queue_timeout),
             adapter=submission.sequences[0].sampling.adapter,
@@ -242,11 +242,9 @@ class RequestPool:
         return bool(await self._run("adapt", version=version, registry=registry))
 
     async def adapted(self) -> dict[str, str]:
-        """The digest of its adapter for each request that names one and has not ended. An earlier build that ended a
-        request left it here."""
-        found = await self._server.command("HGETALL", f"{self._prefix}adapted")
-        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        return {request.decode(): digest.decode() for request, digest in pairs}
+        """The digest of its adapter for each request that names one and has not ended."""
+        found = packing.by_name(await self._server.command("HGETALL", f"{self._prefix}adapted"))
+        return {request: digest.decode() for request, digest in found.items()}
 
     # --- schedulers ---
 

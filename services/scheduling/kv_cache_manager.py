@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.knobs import Knobs
@@ -13,12 +12,17 @@ SCARCE = 8  # drafts get no new blocks while only one block in so many is free
 
 
 class KVCacheManager:
-    """Gives blocks to requests and takes them back, finds cached prefixes, and keeps what the engine has to be told."""
+    """Gives blocks to requests and takes them back, finds cached prefixes, and keeps what the engine has to be told.
+
+    A request takes blocks for prompt + max_new_tokens when it starts, or for the model's length if that is shorter, and
+    never lacks one afterwards (paper, Algorithm 1, line 24). Or, on demand, for its current tokens, and more as they
+    fill.
+    """
 
     def __init__(self, blocks: BlockPool, knobs: Knobs) -> None:
         self.blocks = blocks
         self.step = 0  # the last iteration that was selected, or is being selected
-        self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
+        self.whole = knobs.admission == "reserve"  # a request takes blocks for its whole length
         self._naming, self._sharing = not knobs.whole_prompts, knobs.prefix_caching
         self._released: list[str] = []  # requests that the engine has to forget
         self._extended: list[RequestEntry] = []  # requests with blocks that the engine does not know
@@ -30,9 +34,18 @@ class KVCacheManager:
         """
         if entry.capacity:  # if nothing runs and no block is free, a paused request gives up its own blocks
             return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not num_running
-        margin = self.admission.margin(num_running) if num_running else 0
-        needed = self.admission.num_blocks(entry)
+        needed, margin = self.num_blocks(entry), self.margin(num_running)
         return self.blocks.fits(self._find_cached(entry), needed, margin, [e.id for e in ending])
+
+    def num_blocks(self, entry: RequestEntry) -> int:
+        """Return how many blocks the request takes when it starts."""
+        return self.blocks.blocks_for(entry.max_tokens if self.whole else entry.num_tokens)
+
+    def margin(self, num_running: int) -> int:
+        """Return how many blocks must stay free when a request starts beside `num_running` others: on demand one for
+        each, so that a request is not preempted just after it has started.
+        """
+        return 0 if self.whole else num_running
 
     def keep_cached(self, entry: RequestEntry) -> None:
         """Reuse the cached blocks of the request's prefix after all others: it will start soon."""
@@ -40,7 +53,7 @@ class KVCacheManager:
 
     def start(self, entry: RequestEntry) -> None:
         """Give the request its first blocks, cached ones first. They must fit."""
-        cached, needed, size = self._find_cached(entry), self.admission.num_blocks(entry), self.blocks.block_size
+        cached, needed, size = self._find_cached(entry), self.num_blocks(entry), self.blocks.block_size
         self.blocks.allocate(entry.id, cached, needed)
         entry.begin(needed * size, len(cached) * size)
         entry.num_published_blocks = len(cached)
@@ -127,49 +140,3 @@ class KVCacheManager:
         }
         self._queries = self._hits = 0
         return counters
-
-
-class Admission(Protocol):
-    whole: bool  # a request takes blocks for its whole length
-
-    def num_blocks(self, entry: RequestEntry) -> int:
-        """Return how many KV blocks the request takes when it starts."""
-        ...
-
-    def margin(self, num_running: int) -> int:
-        """Return how many KV blocks must stay free when a request starts beside `num_running` others."""
-        ...
-
-
-class Reserve:
-    """The paper's admission: blocks for prompt + max_new_tokens (Algorithm 1, line 24), or for the model's length if
-    that is shorter. A request that has started never lacks a block.
-    """
-
-    whole = True
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-
-    def num_blocks(self, entry: RequestEntry) -> int:
-        return self._pool.blocks_for(entry.max_tokens)
-
-    def margin(self, num_running: int) -> int:
-        return 0
-
-
-class OnDemand:
-    """Blocks for the current tokens, and more as they fill. One free block must be left for each running request, so
-    that a request is not preempted just after it has started.
-    """
-
-    whole = False
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-
-    def num_blocks(self, entry: RequestEntry) -> int:
-        return self._pool.blocks_for(entry.num_tokens)
-
-    def margin(self, num_running: int) -> int:
-        return num_running

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from services.requests import BATCH_CLASS
 from services.scheduling.budget import LEAST_CHUNK, Budget
 from services.scheduling.cost_model import CostModel
 from services.scheduling.knobs import Knobs
@@ -18,10 +17,6 @@ LULL = 0.5  # seconds without other requests after which they run
 CLAIM_INTERVAL = 0.02  # seconds between exchanges while they run
 TARGET = 0.05  # seconds of one of their iterations
 LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
-
-
-def is_last(priority: int) -> bool:
-    return priority >= BATCH_CLASS
 
 
 class LineBudget(Budget):

@@ -8,9 +8,9 @@ from itertools import chain
 from math import inf
 
 from services.messages import Claim, Commit, End, EngineFigures, IterationResult, Logprobs, NewRequest
+from services.requests import is_line
 from services.scheduling.block_pool import BlockHashes
 from services.scheduling.drafting import Drafting
-from services.scheduling.last_class import is_last
 from services.scheduling.stopping import StopChecker, StopRules
 
 SUSPECT = 2  # from this number of strikes on, a request has to run alone until it brings a token
@@ -61,7 +61,7 @@ class RequestEntry:
         self.id, self.rank, self.priority, self.tenant = claim.id, claim.rank, claim.priority, claim.tenant
         self.adapter = claim.sampling.adapter
         self.cache_salt, self.remember = claim.sampling.cache_salt, claim.remember
-        self.is_line = is_last(claim.priority)  # a line of a batch: it runs if no other request is here
+        self.is_line = is_line(claim.priority)  # a line of a batch: it runs if no other request is here
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.stop_checker = StopChecker(rules, claim.sampling, len(claim.prompt))
         self.max_tokens = len(claim.prompt) + self.stop_checker.max_output_tokens  # tokens at which it ends by length

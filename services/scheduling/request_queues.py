@@ -157,7 +157,7 @@ class RequestQueues:
             if self.full:
                 self._pause(preemptible[0])
             self.admit(head)
-        elif not self._kv.admission.whole:
+        elif not self._kv.whole:
             lines = [] if head.is_line else self._paused_lines()
             for count in range(1, len(preemptible) + 1):
                 giving = [*reversed(lines), *preemptible[:count]]
@@ -261,12 +261,11 @@ class RequestQueues:
         `out_of_blocks`, only what later classes give up can be claimed. Lines of batches give up all they hold and all
         they wait for.
         """
-        blocks, admission = self._kv.blocks, self._kv.admission
-        size, whole = blocks.block_size, admission.whole
+        kv, blocks = self._kv, self._kv.blocks
         places = self._places - len(self) + len(finishing)
-        wanted = sum(admission.num_blocks(entry) for entry in self.waiting if not entry.capacity)
+        wanted = sum(kv.num_blocks(entry) for entry in self.waiting if not entry.capacity)
         ending = blocks.held_by(entry.id for entry in finishing)
-        free = blocks.free + ending - wanted - admission.margin(len(self.running))
+        free = blocks.free + ending - wanted - kv.margin(len(self.running))
         if self.out_of_blocks:
             places, free = min(0, places), min(0, free)
         held = Counter(e.tenant for queue in (self.running, self.waiting) for e in queue if not e.is_line)
@@ -279,21 +278,21 @@ class RequestQueues:
             yields = self._yields(lines, counted)
         else:
             places, free = max(0, places), max(0, free)
-        return Room(places, free, size, whole, yields, self._longest, guests, tenants, self._features)
+        return Room(places, free, blocks.block_size, kv.whole, yields, self._longest, guests, tenants, self._features)
 
     def _yields(self, lines: list[RequestEntry], counted: set[str]) -> list[tuple[int, int, int]]:
         """Return what requests would give up to an earlier class as (class, places, blocks), without those of the ids
         `counted`.
         """
-        blocks, admission = self._kv.blocks, self._kv.admission
+        kv, blocks = self._kv, self._kv.blocks
         yields: dict[int, list[int]] = {}
         for entry in self.running if self._order.has_classes else ():
             if not entry.is_line and entry.id not in counted:
                 held = yields.setdefault(entry.priority, [0, 0])
                 held[0] += 1
-                held[1] += 0 if admission.whole else len(blocks.table(entry.id))
+                held[1] += 0 if kv.whole else len(blocks.table(entry.id))
         if lines:
-            wanted = sum(admission.num_blocks(entry) for entry in lines if not entry.capacity)
+            wanted = sum(kv.num_blocks(entry) for entry in lines if not entry.capacity)
             yields[BATCH_CLASS] = [len(lines), wanted + blocks.held_by(entry.id for entry in lines)]
         return [(priority, places, count) for priority, (places, count) in sorted(yields.items())]
 

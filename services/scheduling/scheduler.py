@@ -311,18 +311,13 @@ class Scheduler:
         """Return a request that has not ended; None if it is not here."""
         return self._entries.get(id)
 
-    @property
-    def num_held_blocks(self) -> int:
-        """The KV blocks that requests hold. Blocks of the prefix cache that none uses are free."""
-        return self.blocks.held
-
     def room(self) -> Room:
         """Return what can be claimed now: what is free, plus what requests will free whose last token is in flight,
         minus what the waiting requests will take.
         """
         finishing = [entry for batch in self._in_flight for entry in batch.finishing if not entry.removed]
         room = self._queues.room(finishing)
-        wanted = [self._kv.admission.num_blocks(entry) for entry in self._reading]
+        wanted = [self._kv.num_blocks(entry) for entry in self._reading]
         if not wanted:
             return room
         return replace(room, requests=max(0, room.requests - len(wanted)), blocks=max(0, room.blocks - sum(wanted)))

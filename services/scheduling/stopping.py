@@ -34,14 +34,11 @@ class StopChecker:
         self._include_stop = sampling.include_stop
         self._eos: frozenset[int] = frozenset() if sampling.ignore_eos else rules.eos_token_ids
         self._stop_ids = self._eos.union(sampling.stop_token_ids)
-        self._matcher = self._make_matcher(sampling.stop)
+        self._matcher: StopMatcher | None = None
+        if sampling.stop:
+            assert self._text is not None, f"a scheduler without text got {sampling.stop = }"
+            self._matcher = StopMatcher(self._text, sampling.stop)
         self._first_end = sampling.min_tokens + 1
-
-    def _make_matcher(self, stops: tuple[str, ...]) -> StopMatcher | None:
-        if not stops:
-            return None
-        assert self._text is not None, f"a scheduler without text got {stops = }"
-        return StopMatcher(self._text, stops)
 
     def check_stop(self, token: int, count: int) -> End | None:
         """Return the end that `token`, which is output token number `count` (from 1), causes; None if the request

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import BaseSettings, NoDecode
 
 from services.files import absolute_folder
-from services.settings.types import Section
+from services.settings.types import Folder, Section
 
 MOST_RANK = 256  # that of `services.adapters.peft`, which takes a moment to import
 
@@ -63,8 +63,7 @@ class AdapterSettings(BaseSettings):
         ),
     ] = ()
     lora_dir: Annotated[
-        str,
-        AfterValidator(lambda folder: folder and str(absolute_folder(Path(folder)))),
+        Folder,
         Field(description="folder below which /v1/load_lora_adapter may load adapters; empty: nowhere"),
     ] = ""
     max_lora_rank: Annotated[int, Field(ge=1, le=MOST_RANK, description="highest rank of an adapter")] = MOST_RANK

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings
 
 from services.files import absolute_folder, user_data
 from services.pool.shards import ShardUrl, parse_shards
-from services.settings.types import PoolUrl, Section
+from services.settings.types import Folder, PoolUrl, Section
 
 
 class PoolSettings(BaseSettings):
@@ -41,10 +41,7 @@ class PoolSettings(BaseSettings):
         Field(description="folder of pools, files and batches; a part for each port"),
     ] = user_data()
     files_dir: Annotated[
-        str,
-        AfterValidator(
-            lambda folder: folder and str(absolute_folder(Path(folder)))
-        ),  # working folders of processes differ
+        Folder,
         Field(description="folder of files and batches, shared by all nodes; empty: in data_dir"),
     ] = ""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_settings import BaseSettings
 
-from services.settings.types import Section
+from services.settings.types import Section, auto_or
 
 # Algorithm 1 of the Orca paper: what `preset=paper` sets, unless a setting is given
 PAPER: dict[str, Any] = {
@@ -28,36 +28,12 @@ MOST_DRAFTED = 16  # tokens of a draft: more are seldom right, and each costs so
 DRAFT_METHODS = ("ngram", "suffix")
 
 
-def _requests(given: Any) -> int | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    try:
-        number = int(str(given))
-    except ValueError:
-        raise ValueError("is neither 'auto' nor a number of requests") from None
-    if number < 1:
-        raise ValueError("is not a number of requests from 1 on")
-    return number
-
-
 def _lookahead(given: Any) -> int | Literal["auto"]:
     if given == "auto":
         return "auto"
     if str(given) not in ("0", "1"):
         raise ValueError("is neither 'auto' nor 0 or 1")
     return int(given)
-
-
-def _seconds_or_auto(given: Any) -> float | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    try:
-        seconds = float(given)
-    except (TypeError, ValueError):
-        raise ValueError("is neither 'auto' nor a number of seconds") from None
-    if not 0 <= seconds < inf:
-        raise ValueError("is not a number of seconds from 0 on")
-    return seconds
 
 
 def _speculative(given: Any) -> str:
@@ -103,7 +79,7 @@ class SchedulingSettings(BaseSettings):
     ] = "fcfs"
     max_batch_size: Annotated[
         int | Literal["auto"],
-        PlainValidator(_requests),
+        auto_or("a number of requests", "from 1 on", lambda given: int(str(given)), lambda number: number >= 1),
         Field(description="maximum number of requests in one iteration; auto: 32, and up to 256, the most, on GPUs"),
     ] = "auto"
     token_budget: Annotated[
@@ -116,7 +92,7 @@ class SchedulingSettings(BaseSettings):
     ] = 0
     tbt_target: Annotated[
         float | Literal["auto"],
-        PlainValidator(_seconds_or_auto),
+        auto_or("a number of seconds", "from 0 on", float, lambda seconds: 0 <= seconds < inf),
         Field(
             description="target in seconds between tokens, which limits chunks of prompts; 0: none; auto: 0.18 on CPUs "
             "and 0.05 on GPUs, or twice what an iteration without prompts takes if that is more"

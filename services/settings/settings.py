@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ByteSize, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import absolute_folder, user_cache
 from services.overview import SleepLevel
+from services.requests import DEFAULT_TENANT
 from services.settings.adapters import AdapterSettings
 from services.settings.addresses import is_loopback, normalize
 from services.settings.constants import Constants
@@ -23,12 +24,11 @@ from services.settings.models import OWN, TAG, Entry, settled, tag_of
 from services.settings.names import PARTS
 from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
-from services.settings.tenants import BoundSettings
-from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
+from services.settings.tenants import EARLIEST, BoundSettings, TenantLimits
+from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words, auto_or
 from services.sleep import SleepRule
 
 FILE = "orca.toml"
-DEFAULT_TENANT = "default"
 DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
 # settings whose value is not repeated in any message
 SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "operator_api_key", "redis_url"})
@@ -40,18 +40,6 @@ def _collector(url: str) -> str:
     if url and not url.startswith(("http://", "https://")):
         raise ValueError("is not the URL of a collector that takes OTLP over HTTP, as http://localhost:4318/v1/traces")
     return url
-
-
-def _share_or_auto(given: Any) -> float | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    try:
-        share = float(given)
-    except (TypeError, ValueError):
-        raise ValueError("is neither 'auto' nor a share") from None
-    if not 0 < share < 1:
-        raise ValueError("is not a share between 0 and 1")
-    return share
 
 
 class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings, ModelSettings, BaseSettings):
@@ -164,7 +152,7 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
     ] = 0
     kv_memory_fraction: Annotated[
         float | Literal["auto"],
-        PlainValidator(_share_or_auto),
+        auto_or("a share", "between 0 and 1", float, lambda share: 0 < share < 1),
         Field(description="share of the free memory for KV blocks; auto: 0.25, and 0.9 on GPUs"),
     ] = "auto"
     max_model_len: Annotated[
@@ -379,8 +367,11 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         return len(set(self.tenants.values())) > 1
 
     def earliest_class_of(self, tenant: str) -> int:
-        """Return the earliest class that requests of this tenant may have."""
-        return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
+        """Return the earliest class that requests of this tenant may have: that of `tenant_limits`; else the default
+        class, where others would wait for an earlier one; else the earliest one that exists."""
+        if (named := self.tenant_limits.get(tenant, TenantLimits()).earliest_class) is not None:
+            return named
+        return 0 if self.several_tenants and self.order == "priority" else EARLIEST
 
     def without_secrets(self) -> dict[str, Any]:
         """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
@@ -401,9 +392,8 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 

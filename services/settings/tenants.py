@@ -58,9 +58,3 @@ class BoundSettings(BaseSettings):
             "JSON list; all others but 'default' are added up as 'other'",
         ),
     ] = []
-
-    def earliest(self, tenant: str, guarded: bool) -> int:
-        """Return the earliest class that requests of this tenant may have: that of `tenant_limits`, else the default
-        class if `guarded`, else the earliest one that exists."""
-        named = self.tenant_limits.get(tenant, TenantLimits()).earliest_class
-        return named if named is not None else 0 if guarded else EARLIEST

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
 
+from services.files import absolute_folder
 from services.pool.address import parse
 from services.pool.shards import parse_shards
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
+Number = TypeVar("Number", int, float)
 
 
 class Section(StrEnum):
@@ -39,6 +43,23 @@ def _words(given: Any) -> Any:
     if isinstance(text, str):
         return json.loads(text) if text.startswith("[") else text.split()
     return given
+
+
+def auto_or(what: str, bounds: str, read: Callable[[Any], Number], fits: Callable[[Number], bool]) -> PlainValidator:
+    """Return the validator of a setting that is 'auto' or a number. `what` it is and its `bounds` are for messages."""
+
+    def validate(given: Any) -> Number | Literal["auto"]:
+        if given == "auto":
+            return "auto"
+        try:
+            number = read(given)
+        except (TypeError, ValueError):
+            raise ValueError(f"is neither 'auto' nor {what}") from None
+        if not fits(number):
+            raise ValueError(f"is not {what} {bounds}")
+        return number
+
+    return PlainValidator(validate)
 
 
 def hash_of(key: str) -> str:
@@ -74,6 +95,9 @@ def _pool_url(url: SecretStr) -> SecretStr:
     return url
 
 
+Folder = Annotated[  # a text, empty for none; working folders of processes differ
+    str, AfterValidator(lambda folder: folder and str(absolute_folder(Path(folder))))
+]
 Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
 Keys = Annotated[
     tuple[str, ...],

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
 from actors.engine_client import EngineClient
-from actors.engine_processes import EngineProcesses
+from actors.engine_processes import CheckOwner, EngineProcesses
 from actors.placement import engine_names, find_engine
 from load.server import until
 from services.loop.iteration_cost import IterationCost
@@ -25,18 +25,18 @@ SETTINGS = load(null_engine=True)
 WAIT = 120.0  # seconds
 
 
-def seat(settings: Settings = SETTINGS) -> EngineProcesses:
-    return EngineProcesses(settings, 0, ray.util.get_node_ip_address())
+async def always_owner() -> None:
+    """Checks the owner of a seat that is never lost."""
+
+
+def seat(settings: Settings = SETTINGS, node: str = "", check_owner: CheckOwner = always_owner) -> EngineProcesses:
+    return EngineProcesses(settings, 0, node or ray.util.get_node_ip_address(), check_owner)
 
 
 async def attach(engine: EngineProcesses, epoch: str) -> EngineClient:
-    client, attachment = await asyncio.wait_for(engine.open_client(epoch, always_owner, IterationCost()), WAIT)
+    client, attachment = await asyncio.wait_for(engine.open_client(epoch, IterationCost()), WAIT)
     assert attachment.figures.num_blocks > 0
     return client
-
-
-async def always_owner() -> None:
-    """Checks the owner of a seat that is never lost."""
 
 
 async def never_busy() -> bool:
@@ -47,7 +47,7 @@ async def never_busy() -> bool:
 @asynccontextmanager
 async def keeping_spare(engine: EngineProcesses, client: EngineClient, epoch: str) -> AsyncIterator[None]:
     """Keep a spare in the body of the `with` statement; there is one when the body begins."""
-    keeping = asyncio.create_task(engine.keep_spares(epoch, client.names, 1.0, always_owner, never_busy))
+    keeping = asyncio.create_task(engine.keep_spares(epoch, client.names, 1.0, never_busy))
     await until(lambda: engine.has_spare)
     yield
     assert not keeping.done()

@@ -17,7 +17,7 @@ from actors.cluster.environment import mark_of
 from actors.cluster.processes import end_processes_of
 from load.server import ROOT, free_port
 from services.pool.server.binaries import choose_server
-from services.pool.server.pool_server import PoolServer
+from tests.pool_servers import TcpServer
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -87,7 +87,7 @@ class RayNodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[RayNodes]:
-    server = PoolServer(choose_server(), tmp_path, port=free_port())
+    server = TcpServer(choose_server(), tmp_path, port=free_port())
     asyncio.run(server.start())
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets are short
         nodes = RayNodes(Path(folder), f"127.0.0.1:{server.port}")

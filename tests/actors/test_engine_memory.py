@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_seats import SETTINGS, WAIT, always_owner, iteration, keeping_spare, seat
+from engine_seats import SETTINGS, WAIT, iteration, keeping_spare, seat
 from tiny_models import make_tiny_model
 
 from actors.engine_client import Attachment, EngineClient
@@ -38,7 +38,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 async def attach(engine: EngineProcesses, epoch: str) -> tuple[EngineClient, Attachment]:
-    return await asyncio.wait_for(engine.open_client(epoch, always_owner, IterationCost()), PATIENCE)
+    return await asyncio.wait_for(engine.open_client(epoch, IterationCost()), PATIENCE)
 
 
 @pytest.mark.parametrize("stopped", [False, True])

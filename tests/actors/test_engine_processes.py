@@ -28,7 +28,6 @@ from engine_seats import (
 
 from actors import engine_processes
 from actors.engine_client import EngineClient
-from actors.engine_processes import EngineProcesses
 from actors.ownership import Ownership
 from actors.placement import engine_labels, ensure_engine, find_engine
 from actors.seat import Seat, renew
@@ -152,14 +151,14 @@ async def test_an_engine_is_killed_from_another_node() -> None:
 
 
 async def test_an_owner_on_another_node_and_one_on_the_same_take_turns() -> None:
-    afar = await attach(EngineProcesses(SETTINGS, 0, "192.0.2.1"), "1:a")
+    afar = await attach(seat(node="192.0.2.1"), "1:a")
     assert (await afar.start(iteration("1:a"))).tokens.keys() == {"r/0"}
     near = await attach(seat(), "2:b")
     assert near.status.pid == afar.status.pid
     assert (await near.start(iteration("2:b"))).tokens.keys() == {"r/0"}
     with pytest.raises(StaleEpoch):
         await afar.start(iteration("1:a"))
-    assert (await (await attach(EngineProcesses(SETTINGS, 0, "192.0.2.1"), "3:c")).start(iteration("3:c"))).step == 1
+    assert (await (await attach(seat(node="192.0.2.1"), "3:c")).start(iteration("3:c"))).step == 1
 
 
 async def test_an_engine_that_fails_tells_why() -> None:

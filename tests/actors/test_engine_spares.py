@@ -10,7 +10,6 @@ import time
 import pytest
 from engine_seats import (
     WAIT,
-    always_owner,
     attach,
     attach_with_spare,
     iteration,
@@ -85,7 +84,7 @@ async def test_the_first_spare_starts_in_a_quiet_moment(monkeypatch: pytest.Monk
     async def busy() -> bool:
         return bool(requests)
 
-    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 1.0, always_owner, busy))
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 1.0, busy))
     await asyncio.sleep(1.0)
     assert find_engine(spare_name(client)) is None
     requests.clear()
@@ -139,10 +138,10 @@ async def test_a_scheduler_that_lost_the_seat_kills_no_spare() -> None:
     async def lost() -> None:
         raise StaleEpoch("another process owns the seat")
 
-    engines = seat()
+    engines = seat(check_owner=lost)
     client = await attach_with_spare("1:a")
     spare = (await status_of(spare_name(client))).pid
-    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, lost, never_busy))
+    keeping = asyncio.create_task(engines.keep_spares("1:a", client.names, 0.5, never_busy))
     await until(lambda: engines.has_spare)
     os.kill(spare, signal.SIGSTOP)
     await asyncio.wait_for(keeping, WAIT)

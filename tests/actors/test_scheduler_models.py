@@ -158,7 +158,7 @@ async def test_the_next_model_s_owner_leads_when_the_default_model_leaves(
     monkeypatch.setattr(scheduler, "follow", follow)
     await made.listing.add(made.entry(folder))
     await made.look()
-    made.replica._owned = seat = Seat("c.m/0", 0, "1:a", model=made.models[1].settings.tag)
+    made.replica._owned = Seat("c.m/0", 0, "1:a", model=made.models[1].settings.tag)
 
     class Owned:
         async def run(self) -> float | None:
@@ -166,7 +166,7 @@ async def test_the_next_model_s_owner_leads_when_the_default_model_leaves(
             return None
 
     owned: Any = Owned()
-    running: Awaitable[float | None] = asyncio.ensure_future(made.replica._own(owned, seat))
+    running: Awaitable[float | None] = asyncio.ensure_future(made.replica._own(owned))
     await asyncio.sleep(0)
     assert not told.is_set()
     await made.listing.leave(made.models[0].settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from engine_seats import SETTINGS, WAIT, always_owner, iteration, seat
+from engine_seats import SETTINGS, WAIT, iteration, seat
 from tiny_models import make_tiny_model
 
 from actors.engine_client import Attachment, EngineClient
@@ -60,7 +60,7 @@ class Owner:
     clients: list[EngineClient] = field(default_factory=list)
 
     async def attach(self) -> Attachment:
-        client, self.attachment = await self.engine.open_client(self.sleeper.seat.epoch, always_owner, IterationCost())
+        client, self.attachment = await self.engine.open_client(self.sleeper.seat.epoch, IterationCost())
         self.clients.append(client)
         return self.attachment
 

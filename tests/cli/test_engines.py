@@ -143,7 +143,7 @@ async def test_all_shards_belong_to_one_cluster(
     with pytest.raises(UsageError, match="each of its 2 pools needs an engine, so N cannot be 1"):
         await run(shards, "1")
     (tmp_path / "redis-url").write_text(shards)
-    monkeypatch.setattr(engines, "running_clusters", lambda _: [tmp_path])
+    monkeypatch.setattr(engines, "running_servers", lambda _: {tmp_path: ""})
     await asyncio.to_thread(engines.run, [])
     assert capsys.readouterr().out.splitlines() == given
     away = f"unix://{tmp_path}/away"

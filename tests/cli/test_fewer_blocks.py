@@ -10,7 +10,7 @@ import httpx
 import pytest
 import redis
 
-from load.reference.seats import RETURN_TIME
+from load.reference.pool import RETURN_TIME
 from load.server import OrcaServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]

@@ -68,7 +68,7 @@ def test_a_claim_without_a_url_names_a_folder_and_no_server(tmp_path: Path, clus
     (tmp_path / "serve-8000").write_text(str(cluster("a")))
     with claim_of(tmp_path) as claim:
         assert claim.folder == tmp_path / "a"
-    assert running_servers(tmp_path) == []
+    assert running_servers(tmp_path) == {}
 
 
 def test_the_one_server_that_runs_is_found(data: Path, cluster: Callable[[str], Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cli.live_feed import FORGOTTEN, MOST_COLUMNS, EngineView, LiveView
-from cli.top_screen import MARKS, PLAIN_MARKS, Screen, summary
+from cli.top import MARKS, PLAIN_MARKS, Screen, summary
 from load.recording import BATCH, file_of
 from load.simulation import __main__ as simulate
 from services.client.sse import Event

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.top_screen import MARKS
+from cli.top import MARKS
 from load.server import ROOT, OrcaServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]

@@ -20,7 +20,7 @@ from gateway.gateway import ModelPools, ModelSource
 from gateway.model import ServedModel
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
-from services.loop.clock import RealClock
+from services.loop.clock import now
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalEngine, LocalSeat
@@ -203,14 +203,12 @@ class Stack(Background):
         )
         recorder = self.recorder = Recorder(SEAT, epoch, scheduler)
         publishing = asyncio.create_task(FramePublisher(pool.broadcast(), recorder).run())
-        clock = RealClock()
         tracer = open_tracer(self.settings.otlp_traces_endpoint, "scheduler")
-        traces = [TenureTraces(tracer, SEAT, epoch, clock.now)] if tracer else []
+        traces = [TenureTraces(tracer, SEAT, epoch, now)] if tracer else []
         loop = EngineLoop(
             pool,
             scheduler,
             engine,
-            clock,
             LocalSeat(SEAT, epoch),
             LEASE,
             self.figures,

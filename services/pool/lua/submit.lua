@@ -79,7 +79,6 @@ end
 if is_line(priority) then
   rank = rank + BEHIND
 end
-local class = class_for_the_build_before(priority, ageing, arrival)
 local ids = {}
 for i, sequence in ipairs(sequences) do
   local id, prompt, max_tokens, asked, tokens, logprobs, needs = unpack(sequence)
@@ -94,9 +93,6 @@ for i, sequence in ipairs(sequences) do
   end
   for _, one in ipairs(logprobs) do
     redis.call("RPUSH", P .. "lp:" .. id, one)
-  end
-  if class then
-    redis.call("HSET", P .. "seq:" .. id, "class", class)
   end
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end

@@ -40,7 +40,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # characters that mean themselves in a
 
 
 class PoolServer:
-    """The server on `data_dir`. It listens on a unix socket, and on `host`:`port` unless `port` is 0.
+    """The server on `data_dir`. It listens on a unix socket, at `url`.
 
     `durability`: `everysec` syncs the append-only file each second, `strict` before each reply. `max_bytes`: the bytes
     of requests that the pool may hold, from which the server's `maxmemory` follows.
@@ -51,30 +51,19 @@ class PoolServer:
         binary: ServerBinary,
         data_dir: Path,
         durability: Literal["everysec", "strict"] = "everysec",
-        host: str = "127.0.0.1",
-        port: int = 0,
         max_bytes: int = 1 << 30,
     ) -> None:
         self.binary = binary
         self.data_dir = data_dir.resolve()
-        self.host, self.port = host, port
         self._appendfsync = "always" if durability == "strict" else "everysec"
         self._max_bytes = max_bytes
         self._max_memory = 0  # bytes; set by `start`
         self._socket = _socket_path(self.data_dir)
+        self.url = f"unix://{self._socket}"
         self._child: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        self.pid = 0  # of the server; 0 before the first start
         self._supervisor: asyncio.Task[None] | None = None
         self._users = Users(self.data_dir)
-
-    @property
-    def url(self) -> str:
-        return f"redis://{self.host}:{self.port}" if self.port else f"unix://{self._socket}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id; 0 before the first start."""
-        return self._pid
 
     async def join(self, timeout: float = 60.0) -> int:
         """Become a user of the folder, so that no other process stops its server. `start` does this too.
@@ -88,7 +77,7 @@ class PoolServer:
         """Find or start the server and return its URL once it has loaded its file and answers.
 
         From then on the server is restarted when it dies. Raises PoolUnavailable if it does not answer for `timeout`
-        seconds, or if other users run it on another `port`.
+        seconds.
         """
         await self.join(timeout)
         self._max_memory = max_memory(self._max_bytes)
@@ -116,7 +105,7 @@ class PoolServer:
             started = time.monotonic()
             try:
                 await self._wait_for_death()
-                log.warning("the pool's server (pid %d) died; starting it again", self._pid)
+                log.warning("the pool's server (pid %d) died; starting it again", self.pid)
                 pause = POLL if time.monotonic() - started > MAX_PAUSE else min(2 * pause, MAX_PAUSE)
                 await asyncio.sleep(pause)
                 await self._wait_for_disk_space()
@@ -157,20 +146,12 @@ class PoolServer:
                     raise PoolUnavailable(f"the server on {self.data_dir} does not answer: {error}") from None
                 await asyncio.sleep(POLL)
                 continue
-            self._pid = info["process_id"]
-            if info["loading"]:  # it refuses other commands, for as long as its file needs
-                deadline = time.monotonic() + timeout
-                await asyncio.sleep(POLL)
-                continue
-            if info["tcp_port"] == self.port:
+            self.pid = info["process_id"]
+            if not info["loading"]:
                 break
-            if not self._users.alone():
-                raise PoolUnavailable(
-                    f"the server on {self.data_dir} listens on port {info['tcp_port']} for others, not on {self.port}"
-                )
-            await self._shut_down()
-            child = None
-        if child and child.pid == self._pid:
+            deadline = time.monotonic() + timeout  # it refuses other commands, for as long as its file needs
+            await asyncio.sleep(POLL)
+        if child and child.pid == self.pid:
             return  # its command line has our settings; what another user has set since stays
         alone = self._users.alone()  # what other users rely on is not weakened
         if self._appendfsync == "always" or alone:
@@ -194,13 +175,12 @@ class PoolServer:
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
             )
-            self._pid = self._child.pid
+            self.pid = self._child.pid
         return self._child
 
     def _command(self) -> list[str]:
         options = {
-            "port": str(self.port),
-            "bind": self.host,
+            "port": "0",
             "unixsocket": str(self._socket),
             "unixsocketperm": "700",
             "dir": str(self.data_dir),
@@ -242,17 +222,17 @@ class PoolServer:
             with contextlib.suppress(OSError):
                 await self._ask("SHUTDOWN")
             if time.monotonic() > deadline:
-                log.error("the pool's server (pid %d) does not end; killing it", self._pid)
+                log.error("the pool's server (pid %d) does not end; killing it", self.pid)
                 deadline += STOP_TIMEOUT
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
+                    os.kill(self.pid, signal.SIGKILL)
             await asyncio.sleep(POLL / 5)
 
     async def _wait_for_death(self) -> None:
         while self._alive():
             with contextlib.suppress(TimeoutError):  # in another container its process id says nothing
                 async with asyncio.timeout(CHECK_PERIOD):  # `wait_for` may lose a cancellation before Python 3.12
-                    await until_ended(self._pid)
+                    await until_ended(self.pid)
                 await asyncio.sleep(POLL)  # the lock goes last, with the children that the server has forked
 
     def _alive(self) -> bool:

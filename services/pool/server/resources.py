@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 from pathlib import Path
 
+from services.files import DISK_FULL
 from services.limits import total_memory
 
 # Memory that the server needs for requests of `max_pool_bytes`: FACTOR times these bytes for the data structures
@@ -17,7 +17,6 @@ EXTRA = 256 << 20
 SHARE = 0.5  # of all memory; models, gateways and a copy of the server that rewrites its file need the rest
 
 DISK_RESERVE = 16 << 20  # bytes; a server that syncs each write exits at the first write that does not fit
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def has_disk_space(folder: Path) -> bool:
         with open(probe, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, DISK_RESERVE)
     except OSError as error:
-        if error.errno in _DISK_FULL:
+        if error.errno in DISK_FULL:
             return False
         raise
     finally:

@@ -24,8 +24,7 @@ from load.chaos.grounds import AskedModel, ChaosOptions, History, Injection, Own
 from load.chaos.history import Delivery, Done, End, Recorder, Submit, Violation, read
 from load.chaos.run import inject, inject_faults, keep_histories, print_results, run
 from load.chaos.site import NoTarget, Site, connect
-from load.chaos.streams import Outcome, Recovery, Streams, recovery
-from load.chaos.vectors import as_events
+from load.chaos.streams import Outcome, Recovery, Streams, as_events, recovery
 from load.chaos.workload import difference, error_in, is_constrained, naming, poison, requests, vectors
 from load.server import pool_servers, until
 from load.trace import HttpRequest

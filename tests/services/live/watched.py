@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from services import wire
 from services.live.frames import FrameBatch, RequestFrame
 from services.live.recorder import Recorder
 from tests.services.scheduling.scripted import Script, scripted
@@ -30,7 +31,7 @@ class Watched:
     def take(self) -> FrameBatch | None:
         batch = self.recorder.take()
         if batch:
-            batch = FrameBatch.unpack(batch.pack())
+            batch = wire.unpack(FrameBatch, wire.pack(batch))
             self.described |= {request.n: request for request in batch.requests}
             for frame in orjson.loads(batch.iterations):
                 self.frames.append(frame)

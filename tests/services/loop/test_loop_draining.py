@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.loop.clock import run_in_virtual_time
-from tests.services.loop.world import WORD, World, now, stop, virtual
+from services.loop.clock import now, run_in_virtual_time
+from tests.services.loop.world import WORD, World, stop, virtual
 
 SECOND = "c/1"
 FEW, MANY = 5, 40  # tokens

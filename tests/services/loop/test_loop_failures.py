@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
+from services.loop.clock import now
 from services.loop.observers import Leaving, Observer
 from services.messages import Exchange, ExchangeReply, Room
 from services.scheduling import Knobs
-from tests.services.loop.world import SEAT, WORD, Connection, World, begun, now, stop, virtual
+from tests.services.loop.world import SEAT, WORD, Connection, World, begun, stop, virtual
 
 
 @virtual

@@ -7,9 +7,10 @@ import asyncio
 import orjson
 
 from services.live.recorder import Recorder
+from services.loop.clock import now
 from services.loop.observers import Observer, Observers
 from services.messages import Iteration
-from tests.services.loop.world import SEAT, WORD, World, now, stop, virtual
+from tests.services.loop.world import SEAT, WORD, World, stop, virtual
 
 
 async def recorded(world: World) -> tuple[asyncio.Task[None], Recorder]:

@@ -7,14 +7,15 @@ import asyncio
 import pytest
 
 from load.reference.pool import ReferencePool
-from services.loop.clock import RealClock
+from load.reference.state import LoopClock
+from services.loop.clock import now
 from services.messages import NewSequence, Submission
 from services.overview import SleepLevel
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 from services.scheduling import Knobs
 from services.sleep import SleepRule
-from tests.services.loop.world import BLOCK, WORD, World, begun, now, stop, virtual
+from tests.services.loop.world import BLOCK, WORD, World, begun, stop, virtual
 
 AFTER = 30.0
 
@@ -116,7 +117,7 @@ async def test_an_engine_makes_room_although_its_earliest_request_waits_for_othe
     """One of an earlier class takes its blocks before its prompt is computed, and then runs for 100 s."""
     knobs = Knobs(2, token_budget=9, tbt_target=1.0, stretch_target=True, admission="on_demand", order="priority")
     world = World(knobs=knobs, blocks=2000 // BLOCK + 6)
-    world.pool = world.connection.pool = ReferencePool(RealClock(), Limits(order="priority"))
+    world.pool = world.connection.pool = ReferencePool(LoopClock(), Limits(order="priority"))
     loop = await world.run()
     for name, prompt, new, priority in (("late", 2000, 50, 5), ("early", 1, 1000, 0)):
         sequence = NewSequence(f"{name}/0", [WORD] * prompt, SamplingParams(new))

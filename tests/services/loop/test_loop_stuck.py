@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from services.errors import EngineStuck
+from services.loop.clock import now
 from services.messages import Iteration, IterationResult
-from tests.services.loop.world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
+from tests.services.loop.world import SEAT, WORD, WaitingEngine, World, stop, virtual
 
 
 def cost(iteration: Iteration) -> float:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from load.reference.seats import RETURN_TIME
+from load.reference.pool import RETURN_TIME
 from services.errors import EngineLost
 from services.pool.scripts import TOO_LARGE
 from tests.services.loop.world import BLOCK, Connection, World, stop, virtual

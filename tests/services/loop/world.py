@@ -10,8 +10,9 @@ from functools import wraps
 from typing import Any
 
 from load.reference.pool import ReferencePool
+from load.reference.state import LoopClock
 from services.errors import EngineLost, PoolUnavailable
-from services.loop.clock import RealClock, run_in_virtual_time
+from services.loop.clock import now, run_in_virtual_time
 from services.loop.engine_loop import NEVER, EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalSeat
@@ -49,10 +50,6 @@ def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         run_in_virtual_time(main())
 
     return run
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Connection:
@@ -168,7 +165,7 @@ class World:
         self.sleep = sleep
         self.kind, self.knobs, self.lease = kind, knobs or Knobs(batch), lease
         self.figures = EngineFigures("m", 4096, blocks, BLOCK, 100, "n")
-        self.pool = ReferencePool(RealClock())
+        self.pool = ReferencePool(LoopClock())
         self.connection = Connection(self.pool, exchange)
         self.engine = WaitingEngine(iteration, stages=self.knobs.batches_in_flight)
         self.counters = Counters()
@@ -206,7 +203,6 @@ class World:
             self.connection,
             self.scheduler,
             self.engine,
-            RealClock(),
             self.seat,
             self.lease,
             self.figures,

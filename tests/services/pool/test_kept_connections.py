@@ -18,26 +18,26 @@ async def server(server_url):
 
 
 async def own_id(server):
-    return await server._to_scripts.call(5, "CLIENT", "ID")
+    return (await server._to_scripts.pipeline(5, ("CLIENT", "ID")))[0]
 
 
 async def test_the_next_call_uses_the_same_connection_also_after_an_error_reply(server):
     first = await own_id(server)
     with pytest.raises(ResponseError):
-        await server._to_scripts.call(5, "NONSENSE")
+        await server._to_scripts.pipeline(5, ("NONSENSE",))
     assert await own_id(server) == first
 
 
 async def test_a_late_reply_is_not_taken_for_the_next_one(server):
     kept = server._to_blocking
-    first = await kept.call(5, "CLIENT", "ID")
-    waiting = asyncio.create_task(kept.call(60, "BLPOP", "a-list", "60"))
+    (first,) = await kept.pipeline(5, ("CLIENT", "ID"))
+    waiting = asyncio.create_task(kept.pipeline(60, ("BLPOP", "a-list", "60")))
     while b"blpop" not in await server.command("CLIENT", "LIST", "ID", first):  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await server.command("LPUSH", "a-list", "late")
-    assert await kept.call(5, "ECHO", "next") == b"next"
+    assert await kept.pipeline(5, ("ECHO", "next")) == [b"next"]
     await server.command("DEL", "a-list")
 
 

@@ -167,4 +167,4 @@ def test_bounds_of_a_tenant(share):
     limits = Limits(10, 1000, max_streams=1, tenant_share=share, tenants={"a": Bounds(waiting=3, bytes=2000)})
     half = Bounds(5, 0, 0, 500) if share < 1 else Bounds()
     assert limits.bounds_of("other") == half
-    assert limits.bounds_of("a") == replace(half, waiting=3, bytes=0)
+    assert limits.bounds_of("a") == half._replace(waiting=3, bytes=0)

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from services import wire
 from services.errors import PoolUnavailable
 from services.live.frames import FRAMES, WATCHES, FrameBatch
 from services.live.publisher import FramePublisher
@@ -167,7 +168,7 @@ async def test_schedulers_publish_while_they_are_asked_to(broadcasts):
         result = script.result_of(iteration)
         script.scheduler.update(result)
         recorder.finished(iteration, result, 0.01)
-        batch = FrameBatch.unpack(await listener.next())
+        batch = wire.unpack(FrameBatch, await listener.next())
         assert (batch.engine, batch.epoch, [request.id for request in batch.requests]) == ("c/0", "e1", ["a"])
         publisher._until = 0.0  # as if nobody had asked for long
         await watched(recorder, False)

@@ -22,12 +22,10 @@ async def submit(pool):
 
 
 async def as_the_build_before(pool):
-    """Leave of what was submitted what the build before wrote: the ageing of a class was in the text `class` alone, and
-    `asked` had five values."""
+    """Leave of what was submitted what the build before wrote: `asked` had five values."""
     run, prefix = pool._server.command, pool._prefix
     for tenant in CLASSES:
         for i in range(4):
-            await run("HDEL", f"{prefix}group:{tenant}{i}", "ageing")
             asked = unpack(await run("HGET", f"{prefix}seq:{tenant}{i}/0", "asked"))
             await run("HSET", f"{prefix}seq:{tenant}{i}/0", "asked", pack(asked[:5]))
 
@@ -50,14 +48,3 @@ async def test_its_requests_are_claimed_in_order_and_free_their_bytes(server_poo
     expected = await served(now)
     assert len(expected) == 12
     assert await served(before) == expected
-
-
-@pytest.mark.parametrize(("order", "priority", "text"), [("fcfs", 1, None), ("priority", 1, b"1 60000000 ")])
-async def test_a_sequence_has_its_class_in_the_form_of_the_build_before(server_pools, order, priority, text):
-    pool = await server_pools(ORDERS[order])
-    for name, priority_of in (("r", priority), ("line", BATCH_CLASS)):
-        await pool.submit(replace(group(name), priority=priority_of))
-    read = pool._server.command
-    arrival = await read("HGET", f"{pool._prefix}group:r", "arrival")
-    assert await read("HGET", f"{pool._prefix}seq:r/0", "class") == (text and text + arrival)
-    assert await read("HGET", f"{pool._prefix}seq:line/0", "class") == b"lines"

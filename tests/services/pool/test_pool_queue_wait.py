@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pool_helpers import CANCELLED, ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
 
-from load.reference.bounds import MIN_SAMPLE
+from load.reference.service_rate import MIN_SAMPLE
 from services.messages import Room
 from services.pool.limits import Limits
 from services.requests import BATCH_CLASS

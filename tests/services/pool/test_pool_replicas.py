@@ -10,20 +10,19 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio as redis
 from pool_helpers import Owner, all_events, commit, group
-from pool_servers import ONE_OF_ALL, SERVERS
+from pool_servers import ONE_OF_ALL, SERVERS, TcpServer
 
 from load.server import free_port
 from services.errors import PoolUnavailable
 from services.pool import connection
 from services.pool.pool import RequestPool
-from services.pool.server.pool_server import PoolServer
 
 
 @pytest.fixture(params=ONE_OF_ALL, scope="module")
 def master_and_replica(request, tmp_path_factory):
     """The URL of a server, and the process of its replica, which is in sync."""
     port = free_port()
-    server = PoolServer(request.param, tmp_path_factory.mktemp("master"), port=port)
+    server = TcpServer(request.param, tmp_path_factory.mktemp("master"), port=port)
     url = asyncio.run(server.start())
     folder = tmp_path_factory.mktemp("replica")
     options = ("--port", str(free_port()), "--dir", str(folder), "--logfile", f"{folder}/log")
@@ -111,7 +110,7 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
 
 async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_and_replica, tmp_path, monkeypatch):
     """A read blocks at a master that does not know of the failover yet; all other calls go to its successor."""
-    server = PoolServer(SERVERS[0], tmp_path, port=free_port())
+    server = TcpServer(SERVERS[0], tmp_path, port=free_port())
     url = await server.start()
     pool, earlier = RequestPool(url, "moved", wait_replicas=1), RequestPool(url, "moved")
     await pool.connect()

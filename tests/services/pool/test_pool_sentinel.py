@@ -111,7 +111,7 @@ async def test_a_silent_server_costs_one_call_not_one_for_each_connection(sentin
     os.kill(master.pid, signal.SIGSTOP)
     try:
         with pytest.raises(TimeoutError):
-            await scripts.call(0.1, "PING")
+            await scripts.pipeline(0.1, ("PING",))
         assert not scripts._kept + blocking._kept
     finally:
         os.kill(master.pid, signal.SIGCONT)

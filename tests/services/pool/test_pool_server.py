@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from pool_helpers import Owner, commit, counts, group, stored
-from pool_servers import ONE_OF_ALL, SERVERS
+from pool_servers import ONE_OF_ALL, SERVERS, TcpServer
 
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
@@ -23,7 +23,7 @@ async def make_server(request, tmp_path):
     made = []
 
     def make(folder=tmp_path, **more):
-        made.append(PoolServer(request.param, folder, **more))
+        made.append((TcpServer if "port" in more else PoolServer)(request.param, folder, **more))
         return made[-1]
 
     yield make
@@ -165,14 +165,6 @@ async def test_maxmemory_is_that_of_the_largest_pool_of_its_users(make_server):
     assert (await server._ask("CONFIG", "GET", "maxmemory-policy"))[1] == b"noeviction"
 
 
-async def test_a_server_with_other_users_keeps_its_port(make_server, unused_tcp_port):
-    user = make_server()
-    await user.start()
-    with pytest.raises(PoolUnavailable, match=f"for others, not on {unused_tcp_port}"):
-        await make_server(port=unused_tcp_port).start()
-    assert user._alive()
-
-
 async def test_two_starts_at_once_give_one_server(make_server):
     one, two = make_server(), make_server()
     await asyncio.gather(one.start(), two.start())
@@ -203,14 +195,6 @@ async def test_a_start_ends_when_the_file_is_loaded(make_server, monkeypatch):
     monkeypatch.setattr(server, "_command", lambda: slowly)
     await server.start()
     assert await counts(pool) == (2000, 0, 0)
-    await pool.close()
-
-
-async def test_over_tcp(make_server, unused_tcp_port):
-    server = make_server(port=unused_tcp_port)
-    assert await server.start() == f"redis://127.0.0.1:{unused_tcp_port}"
-    pool = RequestPool(server.url)
-    await pool.connect()
     await pool.close()
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from pool_helpers import Owner, all_events, group, let_time_pass
 
-from load.reference.seats import RETURN_TIME
+from load.reference.pool import RETURN_TIME
 from services.messages import Room
 from services.pool.scripts import TOO_LARGE
 

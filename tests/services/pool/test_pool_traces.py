@@ -45,17 +45,3 @@ async def test_the_next_owner_learns_of_the_tenure_before(pool, taken):
     before = found.before
     assert (before.seat, before.epoch, before.taken) == (first.seat, first.epoch, taken)
     assert 0 <= before.left <= before.claimed <= found.waited
-
-
-async def test_a_request_of_an_earlier_build_can_be_claimed_again(pools, any_url):
-    """An earlier build does not write when it claimed a request."""
-    if any_url is None:
-        pytest.skip("the reference model has no stored fields")
-    pool = await pools()
-    await pool.submit(replace(group("r"), trace=CONTEXT))
-    first = await Owner.take(pool)
-    await claim(first)
-    await pool._server.command("HDEL", f"{pool._prefix}seq:r/0", "claimed")
-    await pool.release(first.seat, first.epoch, [])
-    found = await claim(await Owner.take(pool, name="next"))
-    assert (found.trace, found.before) == (CONTEXT, None)

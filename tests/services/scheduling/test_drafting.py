@@ -338,7 +338,7 @@ def answer_of(sampling: SamplingParams, tokens: list[int], guesses: list[int], m
             more, scores = ({"r": found[1:]} if found[1:] else {} for found in (sampled, logprobs))
             scheduler.update(replace(result, more=more, more_logprobs=scores))
             commits += scheduler.take_commits()
-    assert scheduler.num_held_blocks == 0
+    assert scheduler.blocks.held == 0
     return commits
 
 

@@ -14,14 +14,7 @@ local function counter_of(priority)
   return is_line(priority) and "lines" or "served"
 end
 
--- Priority, ageing and arrival of a sequence's group. The scripts of the build before kept the ageing in the sequence,
--- inside `class`, a text that they still need.
-local function class_of(request, class)
+local function class_of(request)
   local g = redis.call("HMGET", P .. "group:" .. request, "priority", "ageing", "arrival")
-  return tonumber(g[1]), tonumber(g[2] or class and string.match(class, "^%S+ (%S+)") or 0), tonumber(g[3])
-end
-
--- That text; false if arrival alone orders the group.
-local function class_for_the_build_before(priority, ageing, arrival)
-  return is_line(priority) and "lines" or ageing > 0 and string.format("%.0f %.0f %.0f", priority, ageing, arrival)
+  return tonumber(g[1]), tonumber(g[2]), tonumber(g[3])
 end

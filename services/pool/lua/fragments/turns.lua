@@ -28,8 +28,8 @@ end
 -- With ageing, the class is lower by 1 for each `ageing` us that the tenant has waited longer without a turn. A requeued
 -- sequence gets half a class less, which puts it before all others of its class, because it has had its turn.
 local function counter_and_class(id, last)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "group", "payer", "class")
-  local priority, ageing, arrival = class_of(s[1], s[3])
+  local s = redis.call("HMGET", P .. "seq:" .. id, "group", "payer")
+  local priority, ageing, arrival = class_of(s[1])
   local class = is_line(priority) and LAST_TURNS
     or ageing > 0 and priority + math.floor(math.max(arrival, last) / ageing) or 0
   return counter_of(priority), s[2] and class - 0.5 or class
