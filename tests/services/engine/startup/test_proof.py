@@ -190,9 +190,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 def keep(cache: Path, folder: Path, settings: EngineSettings, said: str) -> Path:
     """The file of an earlier start for this model."""
-    spec = loading.fast_path_spec(folder, settings)
-    assert spec
-    file = verdict._file(folder, settings, spec, torch.device("cpu"))
+    file = verdict._file(folder, settings)
     assert file.parent == cache / "kernels"
     file.write_text(said)
     return file
