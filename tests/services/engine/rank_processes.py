@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from services.engine.families.fit import load_fit
+from services.engine.families.kept import is_kept
+from services.engine.families.registry import load_spec
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.process_groups import open_meeting
@@ -35,6 +38,8 @@ class RankProcesses:
 
     def __init__(self, folder: Path, settings: EngineSettings, make: Make | None = None) -> None:
         self.layout = Layout(settings.tp, settings.pp)
+        if not make:
+            _learn(folder, settings)
         self._meeting = open_meeting(HERE)
         self._pipes: list[Connection] = []
         self.processes = []
@@ -108,6 +113,13 @@ class RankProcesses:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+def _learn(folder: Path, settings: EngineSettings) -> None:
+    """Keep what transformers says about the model: each rank would take seconds to ask for itself."""
+    if not is_kept(folder, settings.cache_dir):
+        load_spec(folder, settings.cache_dir)
+        load_fit(folder, settings.cache_dir)
 
 
 def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
