@@ -48,6 +48,6 @@ def test_the_part_of_a_model_that_reads_pictures_takes_nothing(kind: str, tmp_pa
 
 def test_a_model_that_does_not_fit_alone_is_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
-    settings = EngineSettings(device="cpu", memory=GIB + (16 << 20), kv_blocks=4096)
+    settings = EngineSettings("cpu", "float32", memory=GIB + (16 << 20), kv_blocks=4096)
     with pytest.raises(ModelError, match=r"memory=1\.02 GiB: an engine of model takes 1\.03 GiB alone"):
         needed(model, settings, settings.memory)
