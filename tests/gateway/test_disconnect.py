@@ -136,13 +136,18 @@ def left(stack: Stack, body: dict[str, Any], **headers: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"Orca_Resumable": "true"}, {"Idempotency_Key": "grace"}])
-def test_a_resumable_request_has_a_grace(redis_url: str, tiny_folder: Path, headers: dict[str, str]) -> None:
-    with Stack(
-        redis_url, f"grace-{time.monotonic_ns()}", tiny_folder, Settings(constants=Constants(grace=1.0))
-    ) as stack:
+@pytest.mark.parametrize("grace", [0.1, 600.0])
+def test_a_resumable_request_has_a_grace(
+    redis_url: str, tiny_folder: Path, headers: dict[str, str], grace: float
+) -> None:
+    settings = Settings(constants=Constants(grace=grace))
+    with Stack(redis_url, f"grace-{time.monotonic_ns()}", tiny_folder, settings) as stack:
         left(stack, LONG, **headers)
-        assert busy(stack) == 1
-        wait_until(lambda: busy(stack) == 0)
+        wait_until(lambda: stack.app.state.gateway.requests == 0)  # the gateway has noticed
+        if grace > 1:
+            assert busy(stack) == 1
+        else:
+            wait_until(lambda: busy(stack) == 0)
 
 
 def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path) -> None:

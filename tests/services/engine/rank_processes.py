@@ -15,6 +15,9 @@ from unittest.mock import patch
 
 import torch
 
+from services.engine.families.fit import load_fit
+from services.engine.families.kept import is_kept
+from services.engine.families.registry import load_spec
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.process_groups import open_meeting
@@ -38,6 +41,8 @@ class RankProcesses:
 
     def __init__(self, folder: Path, settings: EngineSettings, make: Make | None = None) -> None:
         self.layout = Layout(settings.tp, settings.pp)
+        if not make:
+            _learn(folder, settings)
         self._meeting = open_meeting(HERE)
         self._pipes: list[Connection] = []
         self.processes = []
@@ -113,6 +118,7 @@ class RankProcesses:
         return answer
 
 
+<<<<<<< HEAD
 @contextmanager
 def counted_bytes() -> Iterator[list[int]]:
     """The bytes of each tensor, or part of one, that is read from a checkpoint within."""
@@ -125,6 +131,13 @@ def counted_bytes() -> Iterator[list[int]]:
 
     with patch.object(Checkpoint, "read", counting):
         yield counts
+=======
+def _learn(folder: Path, settings: EngineSettings) -> None:
+    """Keep what transformers says about the model: each rank would take seconds to ask for itself."""
+    if not is_kept(folder, settings.cache_dir):
+        load_spec(folder, settings.cache_dir)
+        load_fit(folder, settings.cache_dir)
+>>>>>>> test40
 
 
 def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:

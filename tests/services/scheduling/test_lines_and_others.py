@@ -14,6 +14,8 @@ from services.scheduling import Knobs, Scheduler
 from tests.services.scheduling.engine_model import EOS, EngineModel
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40
+MOST, FIRST_LINE = 8, 50
+SALTS = [str(number) for first in (0, FIRST_LINE) for number in range(first, first + MOST)]
 
 knobs = st.builds(
     Knobs,
@@ -46,10 +48,12 @@ class World:
         self.now = 0.0
         figures = EngineFigures("m", LENGTH, BLOCKS, SIZE, 10_000, "n")
         self.scheduler = Scheduler(epoch="e", figures=figures, knobs=knobs, eos_token_ids=[EOS], now=lambda: self.now)
-        self.engine = EngineModel(BLOCKS, SIZE, [str(number) for number in range(100)])
+        self.engine = EngineModel(BLOCKS, SIZE, SALTS)
 
     def run_lines(self, lines: list[Arrival], iterations: int) -> None:
-        self.scheduler.add([claim(50 + i, BEHIND + i, a.prompt, a.new, BATCH_CLASS) for i, a in enumerate(lines)])
+        self.scheduler.add(
+            [claim(FIRST_LINE + i, BEHIND + i, a.prompt, a.new, BATCH_CLASS) for i, a in enumerate(lines)]
+        )
         for _ in range(iterations):
             if iteration := self.scheduler.select():
                 self.scheduler.update(self.engine.run(iteration, []))
@@ -77,7 +81,9 @@ class World:
 
 
 @settings(max_examples=300)
-@given(knobs, st.lists(arrivals, min_size=1, max_size=5), st.integers(1, 6), st.lists(arrivals, min_size=1, max_size=8))
+@given(
+    knobs, st.lists(arrivals, min_size=1, max_size=5), st.integers(1, 6), st.lists(arrivals, min_size=1, max_size=MOST)
+)
 def test_lines_do_not_change_the_iterations_of_others(
     knobs: Knobs, lines: list[Arrival], iterations: int, others: list[Arrival]
 ) -> None:

@@ -143,7 +143,11 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, folder: Path) ->
     assert sum(ranks.read) >= whole
 
 
-REPEATED = ["fused products, partial interleaved embeddings, four norms", "corrected experts"]
+REPEATED = [
+    "fused products, partial interleaved embeddings, four norms",
+    "corrected experts",
+    "norms behind, three heads with windows",
+]
 
 
 @pytest.mark.parametrize("variant", [*(name for name in UNEVEN if name not in REPEATED), *full(REPEATED)])
