@@ -118,7 +118,6 @@ class RankProcesses:
         return answer
 
 
-<<<<<<< HEAD
 @contextmanager
 def counted_bytes() -> Iterator[list[int]]:
     """The bytes of each tensor, or part of one, that is read from a checkpoint within."""
@@ -131,13 +130,13 @@ def counted_bytes() -> Iterator[list[int]]:
 
     with patch.object(Checkpoint, "read", counting):
         yield counts
-=======
+
+
 def _learn(folder: Path, settings: EngineSettings) -> None:
     """Keep what transformers says about the model: each rank would take seconds to ask for itself."""
     if not is_kept(folder, settings.cache_dir):
         load_spec(folder, settings.cache_dir)
         load_fit(folder, settings.cache_dir)
->>>>>>> test40
 
 
 def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
