@@ -23,6 +23,24 @@ struct Bfloat16Rows {
     size_t stride;
 };
 
+// Prefetches `bytes` of panels from `at` on for `blocks` blocks of rows, a few lines at a time, because the processor waits
+// if there are many.
+class PanelPrefetch {
+public:
+    PanelPrefetch(const Dotted* at, size_t bytes, int blocks)
+        : at_(reinterpret_cast<const char*>(at)), end_(at_ + bytes), lines_((LINES + blocks - 1) / blocks) {}
+    void operator()() {
+        if (at_ >= end_) return;
+        for (int i = 0; i < lines_; ++i, at_ += 64) prefetch<0, 2>(at_);
+    }
+
+private:
+    static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // cache lines of one prefetch
+
+    const char *at_, *const end_;
+    const int lines_;
+};
+
 #if defined(__AMX_BF16__)
 #define HAS_UNITS
 
@@ -30,15 +48,22 @@ constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
-// sums [16 * TILES][WIDTH] of 16 * TILES rows by a panel; calls fetch() FETCHES times in each step.
+// sums [16 * TILES][WIDTH] of 16 * TILES rows by a panel, or by a part of one: not FRESH, added to the sums that are
+// there. Calls fetch() FETCHES times in each step.
 //
 // One part of the panel is loaded twice, so that six tiles suffice; see Units.
-template <int TILES, class Fetch>
+template <int TILES, bool FRESH, class Fetch>
 inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
+    const auto place = [&](int tile) { return sums + tile / 2 * 16 * WIDTH + tile % 2 * LANES; };
     settle();
-    for_tiles<2 * TILES>([](auto T) { clear_tile<T>(); });
+    for_tiles<2 * TILES>([&](auto T) {
+        if constexpr (FRESH)
+            clear_tile<T>();
+        else
+            load_tile<T>(place(T), WIDTH * sizeof(float));
+    });
     for (int step = 0; step < steps; ++step, upper += DEPTHS, lower += DEPTHS, panel += DEPTHS * WIDTH) {
         fetch();
         load_tile<4>(upper, row);
@@ -56,7 +81,7 @@ inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, 
         }
         fetch();
     }
-    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(sums + T / 2 * 16 * WIDTH + T % 2 * LANES, WIDTH * sizeof(float)); });
+    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(place(T), WIDTH * sizeof(float)); });
 }
 
 template <int R, class Finish>
@@ -68,19 +93,31 @@ inline void finish_rows(const float* sums, int row, const Finish& finish) {
     finish(row, both);
 }
 
+// sums [BLOCK][WIDTH] of `count` rows, up to BLOCK, by `depth` depths of a panel; see sum_tiles.
+template <bool FRESH, class Fetch>
+inline void sum_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, float* sums, Fetch& fetch) {
+    if (count > 16)
+        sum_tiles<2, FRESH>(rows, panel, depth / DEPTHS, sums, fetch);
+    else
+        sum_tiles<1, FRESH>(rows, panel, depth / DEPTHS, sums, fetch);
+}
+
+// Calls finish(row, sums[rows][2]) for `count` rows of a block.
+template <class Finish>
+inline void finish_block(const float* sums, int count, const Finish& finish) {
+    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
+    int row = 0;
+    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
+    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+}
+
 // Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
 template <class Fetch, class Finish>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
                            const Finish& finish) {
-    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
     alignas(64) float sums[BLOCK * WIDTH];
-    if (count > 16)
-        sum_tiles<2>(rows, panel, depth / DEPTHS, sums, fetch);
-    else
-        sum_tiles<1>(rows, panel, depth / DEPTHS, sums, fetch);
-    int row = 0;
-    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
-    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+    sum_block<true>(rows, count, panel, depth, sums, fetch);
+    finish_block(sums, count, finish);
 }
 
 #elif defined(__AVX512BF16__)

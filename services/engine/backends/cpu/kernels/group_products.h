@@ -113,20 +113,20 @@ private:
 
 #if defined(HAS_UNITS)
 
-// A panel's weights, widened to bfloat16 and filled up with zeros to `depth`; valid until this thread's next call.
-inline const Dotted* widened(const Matrix& matrix, int panel, int depth) {
+// The weights of `range` in a panel, widened to bfloat16 and filled up with zeros to whole steps; valid until this thread's
+// next call.
+inline const Dotted* widened(const Groups& groups, const GroupRange& range) {
     thread_local Numbers memory;
-    const size_t size = size_t(depth) * WIDTH / 2;  // two bfloat16 in a float
+    const size_t inputs = size_t(range.count) * groups.size, depth = whole_steps(int(inputs));
+    const size_t size = depth * WIDTH / 2;  // two bfloat16 in a float
     if (memory.size() < size) memory.resize(size);
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
-    with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
-        each_pair<BITS, CODING, false>(
-            matrix.groups, matrix.groups_of(panel),
-            [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
-                std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
-            });
+    with_codes(groups, [&]<int BITS, Coding CODING>() {
+        each_pair<BITS, CODING, false>(groups, range, [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
+            std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
+        });
     });
-    std::fill(to + size_t(matrix.inputs) * WIDTH, to + size_t(depth) * WIDTH, Dotted{});
+    std::fill(to + inputs * WIDTH, to + depth * WIDTH, Dotted{});
     return to;
 }
 
@@ -137,7 +137,7 @@ inline void read_grouped_output(const Matrix& matrix, int output, float* to) {
     const int panel = output / WIDTH, column = output % WIDTH;
 #if defined(HAS_UNITS)
     if (matrix.kind == WeightKind::GROUPS_DOTS) {
-        const Dotted* wide = widened(matrix, panel, matrix.inputs);
+        const Dotted* wide = widened(matrix.groups, matrix.groups_of(panel));
         for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(wide[k / 2 * 2 * WIDTH + 2 * column + k % 2]);
         return;
     }

@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "group_products.h"
+#include "parts.h"
 #include "powers.h"
 
 // The height of a batch's slices in units of rows: the least and the most.
@@ -125,9 +125,15 @@ public:
     template <class Crew, class Finish, class Expect>
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
+        const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
+#if defined(__AMX_BF16__)
+        if (blocks > 1) {
+            const BlockShare share{matrix, {to_, size_t(stride_)}, rows_, finish};
+            return share_out(crew, matrix, blocks, share.bytes(), 4, [&](auto... range) { share.run(range...); });
+        }
+#endif
         const int depth = whole_steps(depth_);
         const size_t size = size_t(depth) * WIDTH;  // of a panel
-        const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
 #if defined(WIDENS_IN_REGISTERS)
@@ -136,9 +142,10 @@ public:
                     continue;
                 }
 #endif
-                const Dotted* weights =
-                    grouped ? widened(matrix, panel, depth) : static_cast<const Dotted*>(matrix.panels) + panel * size;
-                Prefetch ahead(weights + (grouped ? 0 : last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
+                const Dotted* weights = grouped ? widened(matrix.groups, matrix.groups_of(panel))
+                                                : static_cast<const Dotted*>(matrix.panels) + panel * size;
+                const size_t later = last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size;
+                PanelPrefetch ahead(weights + later, grouped ? 0 : size * sizeof(Dotted), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
@@ -158,22 +165,6 @@ private:
     // A single block prefetches what it reads so many steps later, also past the end of its panel. Each of several
     // prefetches its share of the next panel.
     static constexpr int STEPS_AHEAD = 4;
-
-    // Prefetches a panel for `blocks` blocks, a few lines at a time, because the processor waits if there are many.
-    class Prefetch {
-    public:
-        Prefetch(const Dotted* panel, int blocks)
-            : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
-        void operator()() {
-            for (int i = 0; i < lines_; ++i, at_ += 64) prefetch<0, 2>(at_);
-        }
-
-    private:
-        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // cache lines of one prefetch
-
-        const char* at_;
-        const int lines_;
-    };
 
     void put(int row, int at, Vector v, int n) const {
         bfloat16* to = to_ + size_t(row) * stride_;

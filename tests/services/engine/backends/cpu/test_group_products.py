@@ -97,6 +97,19 @@ def test_products_are_those_of_the_same_weights_as_numbers(
     torch.testing.assert_close(whole.double(), rounded.double() @ weight.dequantize().double().T, rtol=0, atol=4e-4)
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "one group", "FP8"])
+def test_deep_products_of_many_outputs_have_the_bits_of_few_rows(name: str) -> None:
+    """Units multiply many rows a part of the depth at a time, and few rows by all of it."""
+    weight = draw((2100, 3616), name)
+    packer = Packer(kernels(user_cache()), torch.bfloat16, 2)
+    matrix, wide = packer.matrix(Linear(weight)), packer.matrix(Linear(weight.dequantize()))
+    x = torch.randn(100, 3616, generator=torch.Generator().manual_seed(2))
+    few = torch.cat([multiply(packer, wide, some.contiguous()) for some in x.split(20)])
+    for rows in (1, 40, 100):
+        assert torch.equal(multiply(packer, wide, x[:rows]), few[:rows])
+        assert torch.equal(multiply(packer, matrix, x[:rows]), few[:rows])
+
+
 def draw_blocks(kind: str, shape: tuple[int, int], seed: int = 1) -> QuantizedWeight:
     """Random blocks of a GGUF file, with moderate float16."""
     form = FILES[kind]
