@@ -30,11 +30,11 @@ constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
-// sums [16 * TILES][WIDTH] of 16 * TILES rows by a panel; calls fetch() FETCHES times in each step.
+// The sums of 16 * TILES rows by a panel; calls fetch() FETCHES times in each step.
 //
 // One part of the panel is loaded twice, so that six tiles suffice; see Units.
 template <int TILES, class Fetch>
-inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
+inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, Vector (*sums)[2], Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
     settle();
@@ -56,31 +56,19 @@ inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, 
         }
         fetch();
     }
-    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(sums + T / 2 * 16 * WIDTH + T % 2 * LANES, WIDTH * sizeof(float)); });
+    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(&sums[T / 2 * 16][T % 2], sizeof *sums); });
 }
 
-template <int R, class Finish>
-inline void finish_rows(const float* sums, int row, const Finish& finish) {
-    Vector both[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-        for (int half = 0; half < 2; ++half) both[r][half] = load(sums + (row + r) * WIDTH + half * LANES);
-    finish(row, both);
-}
-
-// Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
-template <class Fetch, class Finish>
+// Multiplies `count` rows, up to BLOCK, by a panel; calls finish(row, sums).
+template <class Fetch, class Use>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
-                           const Finish& finish) {
-    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
-    alignas(64) float sums[BLOCK * WIDTH];
-    if (count > 16)
+                           const Use& finish) {
+    Vector sums[BLOCK][2];
+    if (count > LANES)
         sum_tiles<2>(rows, panel, depth / DEPTHS, sums, fetch);
     else
         sum_tiles<1>(rows, panel, depth / DEPTHS, sums, fetch);
-    int row = 0;
-    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
-    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+    for (int row = 0; row < count; row += LANES) finish(row, Sums(sums + row, std::min(LANES, count - row)));
 }
 
 #elif defined(__AVX512BF16__)
@@ -125,9 +113,9 @@ __attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const Bfloat16Row
 }
 
 // See above.
-template <class Fetch, class Finish>
+template <class Fetch, class Use>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
-                           const Finish& finish) {
+                           const Use& finish) {
     with_rows(count, [&](auto R) {
         Vector sums[R][2];
         sum_pairs<R>(sums, rows, panel, depth, fetch);
