@@ -53,16 +53,16 @@ inline const char* units() { return HAS_TILES ? "amx" : ""; }
 //
 // One part of the panel is loaded twice, so that six tiles suffice; see Units.
 template <int TILES, bool FRESH, class Fetch>
-inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
+inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, Vector (*sums)[2], Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
-    const auto place = [&](int tile) { return sums + tile / 2 * 16 * WIDTH + tile % 2 * LANES; };
+    const auto place = [&](int tile) { return &sums[tile / 2 * 16][tile % 2]; };
     settle();
     for_tiles<2 * TILES>([&](auto T) {
         if constexpr (FRESH)
             clear_tile<T>();
         else
-            load_tile<T>(place(T), WIDTH * sizeof(float));
+            load_tile<T>(place(T), sizeof *sums);
     });
     for (int step = 0; step < steps; ++step, upper += DEPTHS, lower += DEPTHS, panel += DEPTHS * WIDTH) {
         fetch();
@@ -81,41 +81,30 @@ inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, 
         }
         fetch();
     }
-    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(place(T), WIDTH * sizeof(float)); });
+    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(place(T), sizeof *sums); });
 }
 
-template <int R, class Finish>
-inline void finish_rows(const float* sums, int row, const Finish& finish) {
-    Vector both[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-        for (int half = 0; half < 2; ++half) both[r][half] = load(sums + (row + r) * WIDTH + half * LANES);
-    finish(row, both);
-}
-
-// sums [BLOCK][WIDTH] of `count` rows, up to BLOCK, by `depth` depths of a panel; see sum_tiles.
+// sums [BLOCK] of `count` rows, up to BLOCK, by `depth` depths of a panel; see sum_tiles.
 template <bool FRESH, class Fetch>
-inline void sum_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, float* sums, Fetch& fetch) {
-    if (count > 16)
+inline void sum_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Vector (*sums)[2],
+                      Fetch& fetch) {
+    if (count > LANES)
         sum_tiles<2, FRESH>(rows, panel, depth / DEPTHS, sums, fetch);
     else
         sum_tiles<1, FRESH>(rows, panel, depth / DEPTHS, sums, fetch);
 }
 
-// Calls finish(row, sums[rows][2]) for `count` rows of a block.
-template <class Finish>
-inline void finish_block(const float* sums, int count, const Finish& finish) {
-    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
-    int row = 0;
-    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
-    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+// Calls finish(row, sums) for `count` rows of a block.
+template <class Use>
+inline void finish_block(Vector (*sums)[2], int count, const Use& finish) {
+    for (int row = 0; row < count; row += LANES) finish(row, Sums(sums + row, std::min(LANES, count - row)));
 }
 
-// Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
-template <class Fetch, class Finish>
+// Multiplies `count` rows, up to BLOCK, by a panel; calls finish(row, sums).
+template <class Fetch, class Use>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
-                           const Finish& finish) {
-    alignas(64) float sums[BLOCK * WIDTH];
+                           const Use& finish) {
+    Vector sums[BLOCK][2];
     sum_block<true>(rows, count, panel, depth, sums, fetch);
     finish_block(sums, count, finish);
 }
@@ -162,9 +151,9 @@ __attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const Bfloat16Row
 }
 
 // See above.
-template <class Fetch, class Finish>
+template <class Fetch, class Use>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
-                           const Finish& finish) {
+                           const Use& finish) {
     with_rows(count, [&](auto R) {
         Vector sums[R][2];
         sum_pairs<R>(sums, rows, panel, depth, fetch);

@@ -25,16 +25,17 @@ struct ToPlaces {
     const int* places;
     float* to;
 
-    template <size_t R>
-    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int row, Sums sums) const {
         finish(down, panel, sums);
         const int left = down.outputs - panel * WIDTH;
-        for (size_t r = 0; r < R; ++r) {
+        for (size_t r = 0; r < sums.size(); ++r) {
             float* at = to + size_t(places[row + r]) * down.outputs + panel * WIDTH;
             store_some(at, sums[r][0], std::min(left, LANES));
             if (left > LANES) store_some(at + LANES, sums[r][1], std::min(left - LANES, LANES));
         }
     }
+
+    void expect(int, int, int) const {}
 };
 
 // Adds the rows of a product to `to`, times the sigmoid of a logit of each.
@@ -45,11 +46,10 @@ struct AddShared {
     float* to;
     Added added;
 
-    template <size_t R>
-    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int row, Sums sums) const {
         finish(down, panel, sums);
         added(panel, row, sums);
-        for (size_t r = 0; r < R; ++r) {
+        for (size_t r = 0; r < sums.size(); ++r) {
             const float share = 1.0f / (1.0f + std::exp(-logits[(row + r) * step]));
             for (int half = 0; half < 2; ++half) {
                 const int column = panel * WIDTH + half * LANES;
@@ -63,6 +63,8 @@ struct AddShared {
             }
         }
     }
+
+    void expect(int, int, int) const {}
 };
 
 // The experts' half of a layer, instead of an MLP.
@@ -127,11 +129,11 @@ private:
             const Matrix &up = experts.up[group.expert], &down = experts.down[group.expert];
             const Input to = inner(group);
             const Activated<Input> activated{model, up, down.inputs, to};
-            rows(group).multiply(part, up, activated, [&](auto... at) { activated.expect(at...); });
+            rows(group).multiply(part, up, activated);
         });
         each_part([&](const ExpertRows& group, Part part) {
             const Matrix& down = experts.down[group.expert];
-            inner(group).multiply(part, down, ToPlaces{down, group.places, routing.outputs.data()}, Nothing());
+            inner(group).multiply(part, down, ToPlaces{down, group.places, routing.outputs.data()});
         });
     }
 
@@ -149,7 +151,7 @@ private:
         const Added changes = run.added(layer, CHANGED_DOWN, inner, layer.down.inputs);
         if (!experts.has_shared_gate()) return run.product(layer.down, inner, run.to, true, MLP, changes);
         const float* logits = routing.logits.data() + experts.count;
-        inner.multiply(crew, layer.down, AddShared{layer.down, logits, experts.router.outputs, run.to, changes}, Nothing());
+        inner.multiply(crew, layer.down, AddShared{layer.down, logits, experts.router.outputs, run.to, changes});
     }
 
     // Adds each token's outputs, best first, and the sum to x; to other memory than x, the sum is written.

@@ -8,8 +8,7 @@
 #include "pointwise.h"
 
 // Multiplies a panel's sums by the scales and adds the bias. Sums of columns past the last one are undefined.
-template <size_t R>
-inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
+inline void finish(const Matrix& m, int panel, Sums sums) {
     const int column = panel * WIDTH;
     const auto vector = [&](const float* numbers, int half) {
         Vector v{};
@@ -39,11 +38,10 @@ struct Product {
 
     template <class Crew, class Input>
     void run(Crew& crew, const Input& rows) const {
-        rows.multiply(crew, matrix, *this, Lines{*this});
+        rows.multiply(crew, matrix, *this);
     }
 
-    template <size_t R>
-    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int row, Sums sums) const {
         finish(matrix, panel, sums);
         added(panel, row, sums);
         float* at = to + size_t(row) * matrix.outputs + panel * WIDTH;
@@ -56,38 +54,31 @@ struct Product {
             put<false>(at, sums);
     }
 
+    void expect(int panel, int row, int count) const {
+        for (int r = row; r < row + count; ++r)
+            for (int half = 0; half < 2; ++half)
+                prefetch<1>(to + size_t(r) * matrix.outputs + panel * WIDTH + half * LANES);
+    }
+
 private:
-    struct Lines {
-        const Product& product;
-
-        void operator()(int panel, int row, int count) const {
-            for (int r = row; r < row + count; ++r)
-                for (int half = 0; half < 2; ++half)
-                    prefetch<1>(product.to + size_t(r) * product.matrix.outputs + panel * WIDTH + half * LANES);
-        }
-    };
-
-    // Unrolled, because the processor has little else to do meanwhile.
-    template <bool ADD, size_t R>
-    void put(float* at, const Vector (&sums)[R][2]) const {
-#pragma GCC unroll 16
-        for (size_t r = 0; r < R; ++r, at += matrix.outputs) {
-            store(at, ADD ? load(at) + sums[r][0] : sums[r][0]);
-            store(at + LANES, ADD ? load(at + LANES) + sums[r][1] : sums[r][1]);
+    template <bool ADD>
+    void put(float* at, Sums sums) const {
+        for (const auto& [first, second] : sums) {
+            store(at, ADD ? load(at) + first : first);
+            store(at + LANES, ADD ? load(at + LANES) + second : second);
+            at += matrix.outputs;
         }
     }
 
-    template <size_t R>
-    void put_some(float* at, int columns, const Vector (&sums)[R][2]) const {
-        for (size_t r = 0; r < R; ++r, at += matrix.outputs)
+    void put_some(float* at, int columns, Sums sums) const {
+        for (size_t r = 0; r < sums.size(); ++r, at += matrix.outputs)
             for (int i = 0; i < columns; ++i) at[i] = (add ? at[i] : 0.0f) + sums[r][i / LANES][i % LANES];
     }
 };
 
 // Turns gates and what they multiply into numbers of which SiLU and a product make GPT-OSS's SwiGLU. Constants come
 // first, so that NaN stays NaN.
-template <size_t R>
-inline void clamp_gated(Vector (&sums)[R][2], float alpha, float limit) {
+inline void clamp_gated(Sums sums, float alpha, float limit) {
     const Vector most = broadcast(limit), least = broadcast(-limit);
     for (auto& [gate, up] : sums) {
         gate = smaller(most, gate) * alpha;
@@ -111,18 +102,17 @@ struct Activated {
     const Input& to;
     Added added = {};
 
-    template <size_t R>
-    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int row, Sums sums) const {
         finish(up, panel, sums);
         added(panel, row, sums);
         if (model.swiglu_limit > 0) clamp_gated(sums, model.swiglu_alpha, model.swiglu_limit);
         const bool gated = model.gated;
+        const int count = int(sums.size());
         for (int half = 0; half < (gated ? 1 : 2); ++half) {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
-#pragma GCC unroll 16
-            for (size_t r = 0; r < R; ++r) square[r] = gated ? of(sums[r][0]) * sums[r][1] : of(sums[r][half]);
-            if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
+            for (int r = 0; r < count; ++r) square[r] = gated ? of(sums[r][0]) * sums[r][1] : of(sums[r][half]);
+            if (from < depth) to.set(row, count, from, square, std::min(LANES, depth - from));
         }
     }
 
@@ -144,19 +134,20 @@ struct TimesInputs {
     size_t step;             // from one row's to the next row's
     const Input& to;
 
-    template <size_t R>
-    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int row, Sums sums) const {
         finish(gate, panel, sums);
         for (int half = 0; half < 2; ++half) {
             const int from = panel * WIDTH + half * LANES, some = std::min(LANES, gate.outputs - from);
             if (some <= 0) return;
             Vector square[LANES] = {};
-            for (size_t r = 0; r < R; ++r) {
+            for (size_t r = 0; r < sums.size(); ++r) {
                 Vector factors{};
                 std::memcpy(&factors, of_tokens + (row + r) * step + from, some * sizeof(float));
                 square[r] = activate<Input>(model, sums[r][half]) * factors;
             }
-            to.set(row, R, from, square, some);
+            to.set(row, int(sums.size()), from, square, some);
         }
     }
+
+    void expect(int, int, int) const {}
 };

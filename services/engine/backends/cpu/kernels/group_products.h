@@ -44,11 +44,10 @@ private:
 };
 
 // One thread's share of a product by float32 rows; see Share.
-template <class Finish, class Expect>
 class GroupShare {
 public:
-    GroupShare(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish, const Expect& expect)
-        : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish), expect_(expect) {}
+    GroupShare(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish)
+        : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish) {}
 
     // Tiles [first, last) by panels [begin, end). A part of a panel at a time is widened for all tiles, and multiplied
     // while it is in the first-level cache.
@@ -77,7 +76,7 @@ private:
     static constexpr int IN_REGISTERS = FEW;
 
     void multiply_few(int panel) const {
-        expect_(panel, 0, tiles_.count);
+        finish_.expect(panel, 0, tiles_.count);
         with_codes(matrix_.groups, [&]<int BITS, Coding CODING>() {
             with_rows<IN_REGISTERS>(tiles_.count, [&](auto R) {
                 Vector sums[R][2];
@@ -95,7 +94,7 @@ private:
     void multiply(int tile, int panel, int depth, const Run<float, 2>& run, const PartialSums& sums) const {
         const int row = tile * tiles_.height, rows = tiles_.rows_of(tile);
         const bool done = depth + run.count == matrix_.inputs;
-        if (done) expect_(panel, row, rows);
+        if (done) finish_.expect(panel, row, rows);
         with_rows(rows, [&](auto R) {
             auto& own = sums.template of<R>(tile, depth == 0);
             const float* numbers = packed_ + tiles_.at(row, depth, matrix_.inputs);
@@ -108,7 +107,6 @@ private:
     const float* packed_;
     const Tiles& tiles_;
     const Finish& finish_;
-    const Expect& expect_;
 };
 
 #if defined(HAS_UNITS)
@@ -211,14 +209,13 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Ro
         for (int half = 0; half < 2; ++half) sums[r][half] = Vector(own[r][half]);
 }
 
-// Calls finish(0, sums[rows][2]) for up to FEW_PAIRS rows.
-template <class Finish>
+// Multiplies up to FEW_PAIRS rows by a panel.
 inline void multiply_few(const Bfloat16Rows& rows, int count, const Matrix& matrix, int panel, const Finish& finish) {
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         with_rows<FEW_PAIRS>(count, [&](auto R) {
             Vector sums[R][2];
             sum_groups<R, BITS, CODING>(sums, rows, matrix, panel);
-            finish(0, sums);
+            finish(panel, 0, sums);
         });
     });
 }

@@ -63,9 +63,9 @@ public:
         for (int i = 0; i < numbers * tiles_.height; i += 16) prefetch<1>(to + i);
     }
 
-    template <class Crew, class Finish, class Expect>
-    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect& expect) const {
-        ::multiply(crew, matrix, to_, tiles_, finish, expect);
+    template <class Crew>
+    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish) const {
+        ::multiply(crew, matrix, to_, tiles_, finish);
     }
 
 private:
@@ -122,8 +122,8 @@ public:
         return memory.data();
     }
 
-    template <class Crew, class Finish, class Expect>
-    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
+    template <class Crew>
+    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
 #if defined(__AMX_BF16__)
@@ -138,7 +138,7 @@ public:
             for (int panel = begin; panel < end; ++panel) {
 #if defined(WIDENS_IN_REGISTERS)
                 if (grouped && rows_ <= FEW_PAIRS) {
-                    multiply_few({to_, size_t(stride_)}, rows_, matrix, panel, [&](int r, auto& sums) { finish(panel, r, sums); });
+                    multiply_few({to_, size_t(stride_)}, rows_, matrix, panel, finish);
                     continue;
                 }
 #endif
@@ -149,7 +149,7 @@ public:
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
-                                   depth, ahead, [&](int r, auto& sums) { finish(panel, row + r, sums); });
+                                   depth, ahead, [&](int r, Sums sums) { finish(panel, row + r, sums); });
                 }
             }
         });

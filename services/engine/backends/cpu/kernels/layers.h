@@ -97,7 +97,7 @@ struct SliceRun {
         const Input inner = wide(layer.down.inputs);
         const Activated<Input> to{model, layer.up, layer.down.inputs, inner,
                                   added(layer, CHANGED_UP, narrow(), model.hidden)};
-        narrow().multiply(crew, layer.up, to, [&](auto... at) { to.expect(at...); });
+        narrow().multiply(crew, layer.up, to);
         return inner;
     }
 
@@ -109,7 +109,7 @@ struct SliceRun {
         const float* of_tokens = batch.layer_inputs + slice.first * step + size_t(index) * numbers;
         const Input inner = wide(numbers);
         const TimesInputs<Input> times{model, layer.inputs.gate, of_tokens, step, inner};
-        narrow().multiply(crew, layer.inputs.gate, times, Nothing());
+        narrow().multiply(crew, layer.inputs.gate, times);
         add(layer.inputs.down, inner, layer.inputs.norm, MLP, {}, false, layer.scale);
     }
 
@@ -148,8 +148,7 @@ private:
         const Added changes = added(layer, CHANGED_QKV, narrow(), model.hidden);
         product(layer.qkv, narrow(), qkv(layer) + size_t(slice.first) * width(layer), false, PROJECTIONS, changes);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
-            for (int t = slice.first + begin; t < slice.first + end; ++t)
-                with_cache(layer, [&](const auto& cache) { write_token(layer, cache, t); });
+            for (int t = slice.first + begin; t < slice.first + end; ++t) write_token(layer, t);
         });
         done(PLACING);
     }
@@ -198,8 +197,7 @@ private:
         work(cache<float>(layer));
     }
 
-    template <class Number>
-    void write_token(const Layer& layer, const LayerCache<Number>& cache, int token) {
+    void write_token(const Layer& layer, int token) {
         const Heads& heads = heads_of(layer);
         const int dim = heads.dim, keys = layer.has_keys ? heads.keys : 0, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
@@ -216,8 +214,10 @@ private:
             for (float* x = row; x < end; x += dim)
                 rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
         if (model.norms_after_rotary) norm_all();
-        for (int head = 0; head < keys; ++head, key += dim, value += dim)
-            write_position(cache, request, head, position, key, value);
+        with_cache(layer, [&](const auto& cache) {
+            for (int head = 0; head < keys; ++head)
+                write_position(cache, request, head, position, key + head * dim, value + head * dim);
+        });
     }
 
     static float* copied(const float* from, int count) {

@@ -57,14 +57,14 @@ public:
     }
 
     // Adds to the sums of rows from `first` on in a panel.
-    template <size_t R>
-    void operator()(int panel, int first, Vector (&sums)[R][2]) const {
+    void operator()(int panel, int first, Sums sums) const {
         if (!slice_) return;
         const auto& owners = slice_->owners_adapted;
-        for (int r = 0; r < int(R);) {
+        const int count = int(sums.size());
+        for (int r = 0; r < count;) {
             const int own = owners[first + r];
             int end = r + 1;
-            while (end < int(R) && owners[first + end] == own) ++end;
+            while (end < count && owners[first + end] == own) ++end;
             if (own >= 0) add(slice_->adapted[own].products[product_], panel, first, r, end, sums);
             r = end;
         }
@@ -73,8 +73,7 @@ public:
 private:
     float* row(int row) const { return low_ + size_t(row) * width_; }
 
-    template <size_t R>
-    void add(const LowRank& own, int panel, int first, int r, int end, Vector (&sums)[R][2]) const {
+    void add(const LowRank& own, int panel, int first, int r, int end, Sums sums) const {
         if (!own.strips) return;
         for (int half = 0; half < 2; ++half) {
             const int32_t* at = own.halves + 3 * (2 * panel + half);

@@ -6,17 +6,10 @@
 
 #if defined(__AMX_BF16__)
 
-// A thread's memory for sums. Not a static of BlockShare: there would be one for each use of sums.
-inline Numbers& waiting_sums() {
-    thread_local Numbers memory;
-    return memory;
-}
-
 // One thread's share of a product; see Share.
 //
 // A part of a panel stays in the first-level cache while all blocks are multiplied by it, and is widened there if it is
 // stored as codes. A chunk of the depth of all rows stays in the second-level cache while panels are multiplied by it.
-template <class Finish>
 struct BlockShare {
     const Matrix& matrix;
     const Bfloat16Rows rows;
@@ -53,15 +46,14 @@ private:
     }
 
     void multiply(int first, int last, int begin, int end) const {
-        constexpr size_t SIZE = BLOCK * WIDTH;
         const int blocks = last - first, depth = this->depth(), part = this->part(), chunk = this->chunk(blocks);
         const bool waits = chunk < depth;
-        Numbers& memory = waiting_sums();
-        const size_t size = SIZE * blocks * (waits ? end - begin : 1);
+        thread_local Numbers memory;
+        const size_t rows = size_t(blocks) * BLOCK, size = rows * WIDTH * (waits ? end - begin : 1);
         if (memory.size() < size) memory.resize(size);
         for (int at = 0; at < depth; at += chunk)
             for (int panel = begin; panel < end; ++panel) {
-                float* sums = memory.data() + (waits ? SIZE * blocks * (panel - begin) : 0);
+                auto sums = reinterpret_cast<Vector(*)[2]>(memory.data()) + (waits ? rows * (panel - begin) : 0);
                 const int until = std::min(at + chunk, depth);
                 const bool more = panel + 1 < end;
                 const Dotted* next = panel_at(more ? panel + 1 : until < depth ? begin : end, more ? at : until % depth);
@@ -69,16 +61,16 @@ private:
                 for (int from = at; from < until; from += part)
                     add_part(panel, from, std::min(part, until - from), first, last, sums, ahead);
                 if (until < depth) continue;
-                for (int block = first; block < last; ++block, sums += SIZE)
-                    finish_block(sums, rows_of(block), [&](int r, auto& both) { finish(panel, block * BLOCK + r, both); });
+                for (int block = first; block < last; ++block, sums += BLOCK)
+                    finish_block(sums, rows_of(block), [&](int r, Sums some) { finish(panel, block * BLOCK + r, some); });
             }
     }
 
     int rows_of(int block) const { return std::min(BLOCK, count - block * BLOCK); }
 
-    void add_part(int panel, int from, int depths, int first, int last, float* sums, PanelPrefetch& ahead) const {
+    void add_part(int panel, int from, int depths, int first, int last, Vector (*sums)[2], PanelPrefetch& ahead) const {
         const Dotted* weights = grouped() ? widened_part(panel, from, depths) : panel_at(panel, from);
-        for (int block = first; block < last; ++block, sums += BLOCK * WIDTH) {
+        for (int block = first; block < last; ++block, sums += BLOCK) {
             const Bfloat16Rows own{rows.first + size_t(block) * BLOCK * rows.stride + from, rows.stride};
             if (from == 0)
                 sum_block<true>(own, rows_of(block), weights, depths, sums, ahead);

@@ -66,6 +66,35 @@ struct Nothing {
     void operator()(const Any&...) const {}
 };
 
+// Sums of some rows by the two halves of a panel.
+using Sums = std::span<Vector[2]>;
+
+// What becomes of the sums of a product. Products know not its type, or they would be compiled for each.
+class Finish {
+public:
+    template <class Own>
+    Finish(const Own& own)
+        : own_(&own),
+          finish_([](const void* own, int panel, int row, Sums sums) { of<Own>(own)(panel, row, sums); }),
+          expect_([](const void* own, int panel, int row, int rows) { of<Own>(own).expect(panel, row, rows); }) {}
+
+    // Gets the sums of each tile, or of a part of it, in each panel. `row` is the first one.
+    void operator()(int panel, int row, Sums sums) const { finish_(own_, panel, row, sums); }
+
+    // Is called before the sums are computed, and may prefetch where they will be written.
+    void expect(int panel, int row, int rows) const { expect_(own_, panel, row, rows); }
+
+private:
+    template <class Own>
+    static const Own& of(const void* own) {
+        return *static_cast<const Own*>(own);
+    }
+
+    const void* own_;
+    void (*finish_)(const void*, int, int, Sums);
+    void (*expect_)(const void*, int, int, int);
+};
+
 // Stores a panel's columns as floats.
 struct Widen {
     float* to;
@@ -166,13 +195,12 @@ constexpr size_t SECOND_CACHE = 640 << 10;  // bytes of rows that stay in a core
 // read again.
 constexpr int CONVERT_FOR_EACH = 3;
 
-// One thread's share of a product. finish(panel, row, sums) gets the sums [rows][2] of each tile in each panel; `row`
-// is the tile's first. expect(panel, row, rows) is called a tile earlier and may prefetch what finish writes.
-template <class Weight, class Finish, class Expect>
+// One thread's share of a product.
+template <class Weight>
 class Share {
 public:
-    Share(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish, const Expect& expect)
-        : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish), expect_(expect) {}
+    Share(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish)
+        : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish) {}
 
     // Tiles [first, last) by panels [begin, end). With many tiles, the first one stores each panel as floats for the
     // others.
@@ -205,7 +233,7 @@ private:
     template <class Stored, class Keep>
     void multiply(int tile, int panel, const Stored* weights, const PrefetchPanel& fetch, const Keep& keep) const {
         const int row = tile * tiles_.height, rows = tiles_.rows_of(tile);
-        expect_(panel, row, rows);
+        finish_.expect(panel, row, rows);
         with_rows(rows, [&](auto R) {
             Vector sums[R][2];
             const Run<Stored, 2> run{{weights, weights + LANES}, matrix_.inputs};
@@ -224,7 +252,7 @@ private:
         for (int i = 0; i < PANELS; ++i, weights += size) {
             run.columns[2 * i] = weights;
             run.columns[2 * i + 1] = weights + LANES;
-            expect_(panel + i, 0, tiles_.count);
+            finish_.expect(panel + i, 0, tiles_.count);
         }
         with_rows<MOST>(tiles_.count, [&](auto R) {
             Vector sums[R][2 * PANELS];
@@ -241,7 +269,6 @@ private:
     const float* packed_;
     const Tiles& tiles_;
     const Finish& finish_;
-    const Expect& expect_;
 };
 
 // Splits a product over threads. A core gets as many tiles, of `size` bytes, as stay in its cache, and some
@@ -264,21 +291,19 @@ void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int tog
     });
 }
 
-template <class Finish, class Expect>
 class GroupShare;
 
-// Multiplies rows, in tiles, by a matrix; see Share.
-template <class Crew, class Finish, class Expect>
-void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
-              const Expect& expect) {
+// Multiplies rows, in tiles, by a matrix.
+template <class Crew>
+void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish) {
     const size_t size = size_t(matrix.inputs) * tiles.height * sizeof(float);
     const auto by = [&]<class Own>(const Own*) {
-        const Own share(matrix, packed, tiles, finish, expect);
+        const Own share(matrix, packed, tiles, finish);
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
         share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
-    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const Share<float, Finish, Expect>*>(nullptr));
-    if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Share<Paired, Finish, Expect>*>(nullptr));
-    if (matrix.kind == WeightKind::INT8) by(static_cast<const Share<int8_t, Finish, Expect>*>(nullptr));
-    if (matrix.kind == WeightKind::GROUPS) by(static_cast<const GroupShare<Finish, Expect>*>(nullptr));
+    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const Share<float>*>(nullptr));
+    if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Share<Paired>*>(nullptr));
+    if (matrix.kind == WeightKind::INT8) by(static_cast<const Share<int8_t>*>(nullptr));
+    if (matrix.kind == WeightKind::GROUPS) by(static_cast<const GroupShare*>(nullptr));
 }
