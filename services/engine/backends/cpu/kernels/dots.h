@@ -68,19 +68,24 @@ inline void finish_rows(const float* sums, int row, const Finish& finish) {
     finish(row, both);
 }
 
+template <class Finish>
+inline void finish_block(const float* sums, int count, const Finish& finish) {
+    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
+    int row = 0;
+    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
+    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+}
+
 // Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
 template <class Fetch, class Finish>
 inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
                            const Finish& finish) {
-    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
     alignas(64) float sums[BLOCK * WIDTH];
     if (count > 16)
         sum_tiles<2>(rows, panel, depth / DEPTHS, sums, fetch);
     else
         sum_tiles<1>(rows, panel, depth / DEPTHS, sums, fetch);
-    int row = 0;
-    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
-    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
+    finish_block(sums, count, finish);
 }
 
 #elif defined(__AVX512BF16__)
