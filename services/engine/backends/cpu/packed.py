@@ -26,10 +26,13 @@ class WeightKind(IntEnum):
     BFLOAT16_DOTS = 3  # for bfloat16 rows, on processors with units for them
     GROUPS = 4  # with a scale for each group of inputs, for float32 rows
     GROUPS_DOTS = 5  # the same for bfloat16 rows
+    FLOAT32_THIRDS = 6  # for float32 rows, multiplied as three bfloat16 each, on processors with tiles for these
 
     @property
     def dtype(self) -> torch.dtype:
-        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16, torch.uint8, torch.uint8)[self]
+        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16, torch.uint8, torch.uint8, torch.float32)[
+            self
+        ]
 
     @property
     def has_bfloat16_rows(self) -> bool:
@@ -93,7 +96,7 @@ class PackedMatrix:
         """Whether the numbers of the weight that this was packed from are not rounded here."""
         if isinstance(weight, QuantizedWeight):
             return self.groups is not None
-        return self.kind == WeightKind.FLOAT32 or self.kind.dtype == weight.dtype == torch.bfloat16
+        return self.kind.dtype == torch.float32 or self.kind.dtype == weight.dtype == torch.bfloat16
 
     def struct(self) -> Matrix:
         """Points at the tensors of this, which must outlive it."""

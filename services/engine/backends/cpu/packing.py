@@ -71,7 +71,8 @@ class CpuSetup:
 def pack_model(setup: CpuSetup, layout: Layout) -> PackedModel:
     """Read and pack a rank's part of the model."""
     weights, part = setup.weights, layout.part_of(setup.spec)
-    packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
+    many_rows = setup.spec.both_ways and not weights.groups  # all matrices of a model take the same rows
+    packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate, many_rows)
     head = weights.vocabulary() if layout.is_last else None
     vocabulary = packer.matrix(head) if head else None
     return PackedModel(
@@ -120,9 +121,17 @@ class Packer:
 
     Weights are packed in `dtype`, but those stored as bfloat16 stay so for float32 too: no bit is lost, and half as
     much is read. With bfloat16 they are for products of bfloat16 rows if the processor has units for these, else of
-    float32 rows."""
+    float32 rows. If `many_rows` are usual, float32 is multiplied in thirds where there are tiles: that takes less time
+    for a prompt's rows, and more for the few rows of an iteration of outputs."""
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, threads: int, allocate: Allocate = zeros) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        dtype: torch.dtype,
+        threads: int,
+        allocate: Allocate = zeros,
+        many_rows: bool = False,
+    ) -> None:
         """`dtype`: float32, bfloat16 or int8."""
         kinds = library.orca_weight_kinds().decode().split()
         assert kinds == [kind.name for kind in WeightKind], f"the kernels have the kinds {kinds}"
@@ -132,6 +141,7 @@ class Packer:
         self.threads = threads
         self._width = library.orca_width()
         self.units: str = library.orca_units().decode()
+        self._thirds = many_rows and self.units == "amx"
         self.as_stored: dict[str, bool] = {}  # by name: whether a weight that was packed is kept as it is stored
 
     def kind(self, weight: Weight) -> WeightKind:
@@ -142,6 +152,8 @@ class Packer:
             return WeightKind.BFLOAT16_DOTS if self.units else WeightKind.BFLOAT16
         if self._dtype == torch.int8:
             return WeightKind.INT8
+        if self._thirds:
+            return WeightKind.FLOAT32_THIRDS
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
     def layer(self, weights: LayerWeights, spec: DecoderSpec, index: int, rotary: Rotary | None) -> PackedLayer:

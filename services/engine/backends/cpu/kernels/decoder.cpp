@@ -38,6 +38,9 @@ void with_input(const Matrix& matrix, const Work& work) {
     if (matrix.kind == WeightKind::BFLOAT16_DOTS || matrix.kind == WeightKind::GROUPS_DOTS)
         return work.template operator()<Bfloat16Input>();
 #endif
+#if defined(__AMX_BF16__)
+    if (matrix.kind == WeightKind::FLOAT32_THIRDS) return work.template operator()<ThirdsInput>();
+#endif
     work.template operator()<TiledInput>();
 }
 
@@ -221,7 +224,8 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
     auto all = [&](auto packing) {
         together(threads, [&](Member& member) {
             member.each(packing.panels(), [&](int panel) {
-                if (kind == WeightKind::FLOAT32) packing.pack(panel, static_cast<float*>(panels), nullptr);
+                if (kind == WeightKind::FLOAT32 || kind == WeightKind::FLOAT32_THIRDS)
+                    packing.pack(panel, static_cast<float*>(panels), nullptr);
                 if (kind == WeightKind::BFLOAT16) packing.pack(panel, static_cast<Paired*>(panels), nullptr);
                 if (kind == WeightKind::INT8) packing.pack(panel, static_cast<int8_t*>(panels), scales);
                 if (kind == WeightKind::BFLOAT16_DOTS) packing.pack(panel, static_cast<Dotted*>(panels), nullptr);

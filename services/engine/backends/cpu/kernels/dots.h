@@ -27,8 +27,8 @@ struct Bfloat16Rows {
 // if there are many.
 class PanelPrefetch {
 public:
-    PanelPrefetch(const Dotted* at, size_t bytes, int blocks)
-        : at_(reinterpret_cast<const char*>(at)), end_(at_ + bytes), lines_((LINES + blocks - 1) / blocks) {}
+    PanelPrefetch(const void* at, size_t bytes, int blocks, int lines = LINES)
+        : at_(static_cast<const char*>(at)), end_(at_ + bytes), lines_((lines + blocks - 1) / blocks) {}
     void operator()() {
         if (at_ >= end_) return;
         for (int i = 0; i < lines_; ++i, at_ += 64) prefetch<0, 2>(at_);

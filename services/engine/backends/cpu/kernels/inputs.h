@@ -5,6 +5,7 @@
 
 #include "parts.h"
 #include "powers.h"
+#include "thirds.h"
 
 // The height of a batch's slices in units of rows: the least and the most.
 struct Heights {
@@ -174,6 +175,104 @@ private:
 
     bfloat16* to_;
     int depth_, stride_, rows_;
+};
+
+#endif
+
+#if defined(__AMX_BF16__)
+
+// Thirds of floats, [block][step][third][BLOCK][DEPTHS], the last step filled up with zeros.
+class ThirdsInput {
+public:
+    static constexpr Heights SLICES{BLOCK, 4, 6};
+
+    ThirdsInput(float* memory, int depth, const Tiles& tiles)
+        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), rows_(tiles.count) {}
+    ThirdsInput(Numbers& memory, int depth, const Tiles& tiles) : ThirdsInput(memory.data(), depth, tiles) {}
+
+    static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * of_block(depth) / 2; }
+
+    void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
+        for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
+    }
+
+    void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
+
+    static Vector silu(Vector x) { return ::silu(x); }
+    static Vector gelu(Vector x) { return ::gelu(x); }
+
+    int neighbours(int) const { return INT_MAX; }
+
+    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
+        for (int r = 0; r < count; ++r, from += step)
+            for (int d = 0; d < dim; d += LANES) put(row + r, at + d, load(from + d), std::min(LANES, dim - d));
+    }
+
+    void expect(int, int, int) const {}
+
+    // See TiledInput. Valid until this thread's next call.
+    const float* tile(int row, int count, int& along) const {
+        thread_local Numbers memory;
+        if (memory.size() < size_t(depth_) * count) memory.resize(size_t(depth_) * count);
+        for (int r = 0; r < count; ++r)
+            for (int k = 0; k < depth_; ++k) {
+                const bfloat16* third = place(row + r, k);
+                float& sum = memory[size_t(k) * count + r] = 0;
+                for (int i = THIRDS; i--;) sum += to_float(third[i * BLOCK * DEPTHS]);
+            }
+        along = count;
+        return memory.data();
+    }
+
+    template <class Crew>
+    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish) const {
+        const int blocks = (rows_ + BLOCK - 1) / BLOCK;
+        share_out(crew, matrix, blocks, of_block(depth_) * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
+            thread_local Numbers memory;
+            if (memory.size() < of_block(depth_)) memory.resize(of_block(depth_));
+            for (int panel = begin; panel < end; ++panel) {
+                const float* weights = static_cast<const float*>(matrix.panels) + size_t(panel) * depth_ * WIDTH;
+                const CutPanel cut{weights, depth_, reinterpret_cast<bfloat16*>(memory.data())};
+                const size_t later = last - first == 1 ? STEPS_AHEAD * DEPTHS : depth_;
+                PanelPrefetch ahead(weights + later * WIDTH, depth_ * WIDTH * sizeof(float), last - first, LINES);
+                for (int block = first; block < last; ++block) {
+                    const int row = block * BLOCK, count = std::min(BLOCK, rows_ - row);
+                    finish.expect(panel, row, count);
+                    multiply_block(to_ + block * of_block(depth_), count, cut, block == first, ahead,
+                                   [&](int r, Sums sums) { finish(panel, row + r, sums); });
+                }
+            }
+        });
+    }
+
+private:
+    static size_t of_block(int depth) { return size_t(whole_steps(depth)) * THIRDS * BLOCK; }
+
+    static constexpr int STEPS_AHEAD = 4;  // see Bfloat16Input
+    static constexpr int LINES = (DEPTHS * WIDTH * sizeof(float) / 64 + PRODUCTS - 1) / PRODUCTS;  // of a fetch
+
+    bfloat16* place(int row, int at) const {
+        const size_t block = row / BLOCK * of_block(depth_), step = size_t(at / DEPTHS) * STEP_SIZE;
+        return to_ + block + step + row % BLOCK * DEPTHS + at % DEPTHS;
+    }
+
+    // Numbers that would reach into the next step are put one by one.
+    void put(int row, int at, Vector v, int n) const {
+        if (at % LANES && n > 1) {
+            for (int i = 0; i < n; ++i) put(row, at + i, broadcast(v[i]), 1);
+            return;
+        }
+        Ints thirds[THIRDS];
+        cut(v, thirds);
+        bfloat16* to = place(row, at);
+        for (int i = 0; i < THIRDS; ++i) store_some(to + i * BLOCK * DEPTHS, same_bits<Vector>(thirds[i]), n);
+        if (at + n < depth_) return;
+        for (int k = depth_; k < whole_steps(depth_); ++k)
+            for (int i = 0; i < THIRDS; ++i) place(row, k)[i * BLOCK * DEPTHS] = bfloat16{0};
+    }
+
+    bfloat16* to_;
+    int depth_, rows_;
 };
 
 #endif

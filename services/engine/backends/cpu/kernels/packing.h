@@ -69,7 +69,8 @@ inline void read_output(const Matrix& matrix, int output, float* to) {
         panels += output / WIDTH * panel_size(panels, matrix.inputs);
         for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(panels[Packing<float>::place(panels, k, output % WIDTH)]);
     };
-    if (matrix.kind == WeightKind::FLOAT32) return gather(static_cast<const float*>(matrix.panels));
+    if (matrix.kind == WeightKind::FLOAT32 || matrix.kind == WeightKind::FLOAT32_THIRDS)
+        return gather(static_cast<const float*>(matrix.panels));
     if (matrix.kind == WeightKind::BFLOAT16) return gather(static_cast<const Paired*>(matrix.panels));
     if (matrix.kind == WeightKind::BFLOAT16_DOTS) return gather(static_cast<const Dotted*>(matrix.panels));
     read_grouped_output(matrix, output, to);

@@ -13,7 +13,8 @@
 #include "team.h"
 
 // How a matrix is kept. packing.py has the same kinds; Python compares the names when it loads the library.
-#define WEIGHT_KINDS(kind) kind(FLOAT32) kind(BFLOAT16) kind(INT8) kind(BFLOAT16_DOTS) kind(GROUPS) kind(GROUPS_DOTS)
+#define WEIGHT_KINDS(kind) kind(FLOAT32) kind(BFLOAT16) kind(INT8) kind(BFLOAT16_DOTS) kind(GROUPS) kind(GROUPS_DOTS) \
+    kind(FLOAT32_THIRDS)
 #define COMMA(name) name,
 #define WORD(name) #name " "
 enum class WeightKind : int32_t { WEIGHT_KINDS(COMMA) };
@@ -23,7 +24,7 @@ constexpr const char* WEIGHT_KIND_NAMES = WEIGHT_KINDS(WORD);
 
 // [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH]; the last panel is filled up with zeros. BFLOAT16
 // is Paired, see vectors.h; BFLOAT16_DOTS, for bfloat16 rows, is Dotted, see dots.h. GROUPS, and GROUPS_DOTS for bfloat16
-// rows, are described in groups.h.
+// rows, are described in groups.h. FLOAT32_THIRDS is FLOAT32 for rows of thirds, see thirds.h.
 struct Matrix {
     const void* panels;
     const float* scales;  // [outputs] of int8, by which the sums are multiplied
@@ -302,7 +303,8 @@ void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
         share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
-    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const Share<float>*>(nullptr));
+    if (matrix.kind == WeightKind::FLOAT32 || matrix.kind == WeightKind::FLOAT32_THIRDS)
+        by(static_cast<const Share<float>*>(nullptr));
     if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Share<Paired>*>(nullptr));
     if (matrix.kind == WeightKind::INT8) by(static_cast<const Share<int8_t>*>(nullptr));
     if (matrix.kind == WeightKind::GROUPS) by(static_cast<const GroupShare*>(nullptr));
