@@ -209,7 +209,7 @@ class Choice:
             text = "".join([part.text for part in parts if part.kind is TEXT])
         delta = Delta(text, self._tokens, self._logprobs, reason, not self.sent, parts)
         self._tokens, self._logprobs = [], []
-        self.sent = self.added
+        self.sent = self.added - (self.error is not None)  # the end of a failed choice is in no delta
         return delta
 
     def _parse(self, parser: Parser, text: str, fresh: bool) -> None:

@@ -107,6 +107,7 @@ def test_text_before_a_failure_is_sent_before_it(model: ServedModel) -> None:
     writer = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     failed = TokenEvent(f"{REQUEST}/0", 2, None, end=End(FinishReason.ERROR, error="boom"))
     frames = writer.write([*events, failed]).split(b"\n\n")
+    assert indices(frames[0]) == [b"2"]  # the end is not among the events that the client has
     assert b'"text":"xy"' in frames[0]
     assert b"boom" in frames[1]
     assert frames[2:] == [b""]
