@@ -95,8 +95,10 @@ async def _of_server(url: str, where: str, running: Collection[str] = ()) -> Asy
     server = Connection(url)
     try:
         async for pool in pools_at(url):
+            if pool.name in running:
+                continue
             view = await pool.overview()
-            if pool.name not in running and (unfinished := view.waiting + view.running):
+            if unfinished := view.waiting + view.running:
                 model = view.figures.model if view.figures else "MODEL"
                 command = await server.command("GET", _command_key(pool.name))
                 served_by = command.decode() if command else f"orca serve, as before, with the model {model}"

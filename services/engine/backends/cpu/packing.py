@@ -121,8 +121,8 @@ class Packer:
 
     Weights are packed in `dtype`, but those stored as bfloat16 stay so for float32 too: no bit is lost, and half as
     much is read. With bfloat16 they are for products of bfloat16 rows if the processor has units for these, else of
-    float32 rows. If `many_rows` are usual, float32 is multiplied in thirds where there are tiles: that takes less time
-    for a prompt's rows, and more for the few rows of an iteration of outputs."""
+    float32 rows. If `many_rows` are usual, float32 is multiplied in thirds where there are tiles, and all weights are
+    floats then: that takes less time for a prompt's rows, and more for the few rows of an iteration of outputs."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Packer:
         """The router is not kept in eight bits: an error there would choose other experts."""
         assert spec.experts is not None
         exact = torch.float32 if self._dtype == torch.int8 else self._dtype
-        router = Packer(self._library, exact, self.threads, self._allocate).matrix(weights.router)
+        router = Packer(self._library, exact, self.threads, self._allocate, self._thirds).matrix(weights.router)
         packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
         up, down = ([pair[i] for pair in packed] for i in range(2))
         return PackedExperts(router, up, down, _float32(weights.correction), spec.experts)

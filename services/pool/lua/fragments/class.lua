@@ -16,5 +16,5 @@ end
 
 local function class_of(request)
   local g = redis.call("HMGET", P .. "group:" .. request, "priority", "ageing", "arrival")
-  return tonumber(g[1]), tonumber(g[2]), tonumber(g[3])
+  return tonumber(g[1]), tonumber(g[2] or 0), tonumber(g[3]) -- earlier builds write no ageing
 end

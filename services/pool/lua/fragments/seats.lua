@@ -94,8 +94,10 @@ local function requeue(seat, id, taken)
     return false
   end
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
-  local epoch = redis.call("HGET", P .. "seat:" .. seat, "epoch") or ""
-  redis.call("HSET", P .. "seq:" .. id, "left", cmsgpack.pack({ seat, epoch, tonumber(state[6]), now, taken }))
+  if state[6] then -- an earlier build does not write it
+    local epoch = redis.call("HGET", P .. "seat:" .. seat, "epoch") or ""
+    redis.call("HSET", P .. "seq:" .. id, "left", cmsgpack.pack({ seat, epoch, tonumber(state[6]), now, taken }))
+  end
   redis.call("HDEL", P .. "seq:" .. id, "seat")
   local tenant = string.match(state[3], ":(.*)$")
   enqueue(tenant, id, state[1])

@@ -229,7 +229,7 @@ public:
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         share_out(crew, matrix, blocks, of_block(depth_) * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             thread_local Numbers memory;
-            if (memory.size() < of_block(depth_)) memory.resize(of_block(depth_));
+            if (memory.size() < of_block(depth_) / 2) memory.resize(of_block(depth_) / 2);
             for (int panel = begin; panel < end; ++panel) {
                 const float* weights = static_cast<const float*>(matrix.panels) + size_t(panel) * depth_ * WIDTH;
                 const CutPanel cut{weights, depth_, reinterpret_cast<bfloat16*>(memory.data())};

@@ -18,7 +18,7 @@ constexpr int PRODUCTS = 6, OF_ROWS[] = {0, 0, 1, 1, 2, 0}, OF_PANEL[] = {2, 1, 
 
 inline Ints upper_half(Ints v) { return v & int32_t(0xFFFF0000); }
 
-// Thirds of x in the upper halves: what is cut off is the rest, so their sum is x.
+// Thirds of x in the upper halves: what is cut off is the rest, so their sum is x. Infinity becomes NaN, as NaN does.
 inline void cut(Vector x, Ints (&thirds)[THIRDS]) {
     for (Ints& third : thirds) {
         third = upper_half(same_bits<Ints>(x));
