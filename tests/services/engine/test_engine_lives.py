@@ -53,7 +53,7 @@ def test_the_bits_do_not_depend_on_who_died_meanwhile(folder: Path, dtype: str, 
 
 
 class Faulty:
-    """An engine of which one result in a hundred has one wrong bit."""
+    """An engine of which one result in a hundred that has log probabilities has one wrong bit in each."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runs = engine, 0
@@ -63,8 +63,8 @@ class Faulty:
         return self._engine.start(iteration).then(self._spoil)
 
     def _spoil(self, result: IterationResult) -> IterationResult:
-        self._runs += 1
-        if self._runs % 100 == 0:
+        self._runs += bool(result.logprobs)
+        if result.logprobs and self._runs % 100 == 0:
             result.logprobs.update(
                 {id: replace(said, token=said.token * (1 + 2**-23)) for id, said in result.logprobs.items()}
             )
@@ -73,7 +73,7 @@ class Faulty:
 
 def test_a_single_wrong_bit_is_detected(folder: Path) -> None:
     one, two = engines(folder)
-    assert run_lives([one, Faulty(two)], deaths=12).wrong
+    assert run_lives([one, Faulty(two)], deaths=40).wrong  # some results are lost with their owner
 
 
 @pytest.mark.chaos
