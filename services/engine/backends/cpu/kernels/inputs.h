@@ -79,39 +79,47 @@ private:
 
 #if defined(HAS_UNITS)
 
+// What inputs of tiles have in common: Own::put(row, at, v, n) writes n numbers of a row.
+template <class Own>
+class RowInput {
+public:
+    static constexpr Heights SLICES{BLOCK, 4, 6};
+
+    void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
+#pragma GCC unroll 4
+        for (int r = 0; r < count; ++r) own().put(row + r, at, rows[r], n);
+    }
+
+    void set(int row, int at, float x) const { own().put(row, at, broadcast(x), 1); }
+
+    int neighbours(int) const { return INT_MAX; }
+
+    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
+        for (int r = 0; r < count; ++r, from += step)
+            for (int d = 0; d < dim; d += LANES) own().put(row + r, at + d, load(from + d), std::min(LANES, dim - d));
+    }
+
+    void expect(int, int, int) const {}
+
+private:
+    const Own& own() const { return static_cast<const Own&>(*this); }
+};
+
 // bfloat16, each row filled up with zeros to whole steps.
 //
 // A product reads the same depth of all rows of a block. If these were a multiple of 4096 bytes apart, which is so for
 // many models, they would share one set of the first-level cache, which cannot hold so many. So such rows are a cache
 // line further apart.
-class Bfloat16Input {
+class Bfloat16Input : public RowInput<Bfloat16Input> {
 public:
-    static constexpr Heights SLICES{BLOCK, 4, 6};
-
     Bfloat16Input(float* memory, int depth, const Tiles& tiles)
         : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(apart(depth)), rows_(tiles.count) {}
     Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles) : Bfloat16Input(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * apart(depth) / 2; }
 
-    void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
-#pragma GCC unroll 4
-        for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
-    }
-
     static Vector silu(Vector x) { return fast_silu(x); }
     static Vector gelu(Vector x) { return fast_gelu(x); }
-
-    void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
-
-    int neighbours(int) const { return INT_MAX; }
-
-    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
-        for (int r = 0; r < count; ++r, from += step)
-            for (int d = 0; d < dim; d += LANES) put(row + r, at + d, load(from + d), std::min(LANES, dim - d));
-    }
-
-    void expect(int, int, int) const {}
 
     // See TiledInput. Valid until this thread's next call.
     const float* tile(int row, int count, int& along) const {
@@ -157,6 +165,8 @@ public:
     }
 
 private:
+    friend RowInput;
+
     // How far apart rows are.
     static int apart(int depth) {
         constexpr int FEW_SETS = 1024 / sizeof(bfloat16);  // rows that are multiples of it apart use four sets at most
@@ -182,33 +192,16 @@ private:
 #if defined(__AMX_BF16__)
 
 // Thirds of floats, [block][step][third][BLOCK][DEPTHS], the last step filled up with zeros.
-class ThirdsInput {
+class ThirdsInput : public RowInput<ThirdsInput> {
 public:
-    static constexpr Heights SLICES{BLOCK, 4, 6};
-
     ThirdsInput(float* memory, int depth, const Tiles& tiles)
         : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), rows_(tiles.count) {}
     ThirdsInput(Numbers& memory, int depth, const Tiles& tiles) : ThirdsInput(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * of_block(depth) / 2; }
 
-    void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
-        for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
-    }
-
-    void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
-
     static Vector silu(Vector x) { return ::silu(x); }
     static Vector gelu(Vector x) { return ::gelu(x); }
-
-    int neighbours(int) const { return INT_MAX; }
-
-    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
-        for (int r = 0; r < count; ++r, from += step)
-            for (int d = 0; d < dim; d += LANES) put(row + r, at + d, load(from + d), std::min(LANES, dim - d));
-    }
-
-    void expect(int, int, int) const {}
 
     // See TiledInput. Valid until this thread's next call.
     const float* tile(int row, int count, int& along) const {
@@ -246,6 +239,8 @@ public:
     }
 
 private:
+    friend RowInput;
+
     static size_t of_block(int depth) { return size_t(whole_steps(depth)) * THIRDS * BLOCK; }
 
     static constexpr int STEPS_AHEAD = 4;  // see Bfloat16Input
