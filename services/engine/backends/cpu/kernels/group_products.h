@@ -1,7 +1,7 @@
 // Products by weights in groups, which are widened before they are multiplied: the sums are those of the widened weights.
 #pragma once
 
-#include "dots.h"
+#include "columns.h"
 
 // sums[R][2] of R rows of a tile by a panel whose weights stay in registers.
 //
@@ -119,10 +119,18 @@ inline const Dotted* widened(const Groups& groups, const GroupRange& range) {
     const size_t size = depth * WIDTH / 2;  // two bfloat16 in a float
     if (memory.size() < size) memory.resize(size);
     Dotted* to = reinterpret_cast<Dotted*>(memory.data());
+#if defined(__AMX_BF16__)
+    if (by_columns(groups.bits)) {
+        const int first = range.first * groups.size;
+        widen_pairs(groups, {range.panel, range.inputs, first, first + int(inputs)}, to);
+        return to;
+    }
+#endif
     with_codes(groups, [&]<int BITS, Coding CODING>() {
-        each_pair<BITS, CODING, false>(groups, range, [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
-            std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
-        });
+        if constexpr (!by_columns(BITS))
+            each_pair<BITS, CODING, false>(groups, range, [&](int k, int half, __m512bh columns) __attribute__((always_inline)) {
+                std::memcpy(static_cast<void*>(to + (k + half) * WIDTH), &columns, sizeof columns);
+            });
     });
     std::fill(to + inputs * WIDTH, to + depth * WIDTH, Dotted{});
     return to;
@@ -150,7 +158,6 @@ inline void read_grouped_output(const Matrix& matrix, int output, float* to) {
 }
 
 #if defined(HAS_UNITS) && !defined(__AMX_BF16__)
-#define WIDENS_IN_REGISTERS
 
 constexpr int FEW_PAIRS = 12;  // rows for which a panel need not be stored: their sums fit the registers
 constexpr int WITH_FACTORS = 11;  // rows whose sums fit beside scales and offsets
@@ -209,13 +216,17 @@ __attribute__((noinline)) void sum_groups(Vector (&sums)[R][2], const Bfloat16Ro
         for (int half = 0; half < 2; ++half) sums[r][half] = Vector(own[r][half]);
 }
 
-// Multiplies up to FEW_PAIRS rows by a panel.
-inline void multiply_few(const Bfloat16Rows& rows, int count, const Matrix& matrix, int panel, const Finish& finish) {
+inline bool are_few(const Groups&, int rows) { return rows <= FEW_PAIRS; }
+
+// Multiplies rows that are few by panels [begin, end).
+inline void multiply_few(const Bfloat16Rows& rows, int count, const Matrix& matrix, int begin, int end, const Finish& finish) {
     with_codes(matrix.groups, [&]<int BITS, Coding CODING>() {
         with_rows<FEW_PAIRS>(count, [&](auto R) {
-            Vector sums[R][2];
-            sum_groups<R, BITS, CODING>(sums, rows, matrix, panel);
-            finish(panel, 0, sums);
+            for (int panel = begin; panel < end; ++panel) {
+                Vector sums[R][2];
+                sum_groups<R, BITS, CODING>(sums, rows, matrix, panel);
+                finish(panel, 0, sums);
+            }
         });
     });
 }

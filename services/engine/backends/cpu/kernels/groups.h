@@ -17,7 +17,8 @@ constexpr int SUPER = 256;
 // bit of centred ones inverted.
 //
 // A block of GROUPS has two vectors, the halves of a panel, and a slot for each of SLOTS depths. One of GROUPS_DOTS has
-// four, each of the pairs of depths of 8 columns, and a slot for each of SLOTS pairs.
+// four, each of the pairs of depths of 8 columns, and a slot for each of SLOTS pairs. With four bits and on AMX it is 16-bit
+// numbers [WIDTH / 8][2][STEP]: each has the codes of four columns at a depth, every second one of eight.
 //
 // A panel whose factors are BYTES begins with [inputs / SUPER] float16 by which scales are multiplied [WIDTH], and those
 // for offsets [WIDTH].
@@ -64,10 +65,20 @@ inline Vector load_factors(const Groups& groups, const uint8_t* from, const uint
     return load(reinterpret_cast<const float*>(from));
 }
 
-// What a byte of a block has: the codes of a column at one depth, and at another in its upper half if codes have four
-// bits.
+// Whether GROUPS_DOTS of these bits are widened column by column, see columns.h.
+constexpr bool by_columns(int bits) {
+#if defined(__AMX_BF16__)
+    return bits == 4;
+#else
+    return false;
+#endif
+}
+
+// What a byte of a block has: a code, and another one in its upper half if codes have four bits.
 struct CodeByte {
-    int column, depth, upper;
+    struct {
+        int column, depth;
+    } code, upper;
 };
 
 inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
@@ -78,8 +89,10 @@ inline CodeByte code_byte(const Groups& groups, bool dotted, int byte) {
         place = byte % (vectors * LANES);
         slot = byte / (vectors * LANES);
     }
-    if (!dotted) return {place, slot, slot + 1};
-    return {place / 2, 2 * slot + place % 2, 2 * slot + 2 + place % 2};
+    if (!dotted) return {{place, slot}, {place, slot + 1}};
+    if (!by_columns(groups.bits)) return {{place / 2, 2 * slot + place % 2}, {place / 2, 2 * slot + 2 + place % 2}};
+    const int number = byte / 2, column = number / (2 * STEP) * 8 + byte % 2 * 4 + number / STEP % 2;
+    return {{column, number % STEP}, {column + 2, number % STEP}};
 }
 
 // Calls work.template operator()<bits, coding>(), with 8 for codes of five and six bits.

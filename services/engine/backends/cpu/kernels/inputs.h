@@ -135,8 +135,14 @@ public:
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const bool grouped = matrix.kind == WeightKind::GROUPS_DOTS;
+        if (grouped && are_few(matrix.groups, rows_)) {
+            constexpr int TOGETHER = 16;  // panels for which a thread prepares rows once
+            return share_out(crew, matrix, 1, 0, rows_ > 1 ? TOGETHER : 4, [&](int, int, int begin, int end) {
+                multiply_few({to_, size_t(stride_)}, rows_, matrix, begin, end, finish);
+            });
+        }
 #if defined(__AMX_BF16__)
-        if (blocks > 1) {
+        if (grouped || blocks > 1) {
             const BlockShare share{matrix, {to_, size_t(stride_)}, rows_, finish};
             return share_out(crew, matrix, blocks, share.bytes(), 4, [&](auto... range) { share.run(range...); });
         }
@@ -145,12 +151,6 @@ public:
         const size_t size = size_t(depth) * WIDTH;  // of a panel
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
-#if defined(WIDENS_IN_REGISTERS)
-                if (grouped && rows_ <= FEW_PAIRS) {
-                    multiply_few({to_, size_t(stride_)}, rows_, matrix, panel, finish);
-                    continue;
-                }
-#endif
                 const Dotted* weights = grouped ? widened(matrix.groups, matrix.groups_of(panel))
                                                 : static_cast<const Dotted*>(matrix.panels) + panel * size;
                 const size_t later = last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size;

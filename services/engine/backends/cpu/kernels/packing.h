@@ -116,9 +116,9 @@ struct GroupPacking {
             to += groups.header();
             for (int k = group * size; k < (group + 1) * size; k += step) {
                 for (size_t i = 0; i < block.size(); ++i) {
-                    const CodeByte& from = block[i];
-                    const uint8_t* row = rows[from.column] + k;
-                    bytes[i] = short_codes ? row[from.depth] | row[from.upper] << 4 : row[from.depth] ^ flip;
+                    const auto& [code, upper] = block[i];
+                    const uint8_t own = rows[code.column][k + code.depth];
+                    bytes[i] = short_codes ? own | rows[upper.column][k + upper.depth] << 4 : own ^ flip;
                 }
                 if (short_codes || groups.bits == 8)
                     to = std::copy(bytes.begin(), bytes.end(), to);

@@ -25,14 +25,18 @@ struct BlockShare {
     }
 
 private:
-    static constexpr int DEEP = 256;  // depths of a part, the inputs of whole groups of codes
+    static constexpr int DEEP = 256;   // depths of a part
+    static constexpr int CODED = 128;  // those of codes, which are the inputs of whole groups
     static constexpr int MANY = 8;
     static constexpr int CHUNK = 768 << 10;  // bytes of a chunk at most
     static constexpr int TOGETHER = 64;      // panels whose sums wait for their next chunk
 
     int depth() const { return whole_steps(matrix.inputs); }
     bool grouped() const { return matrix.kind == WeightKind::GROUPS_DOTS; }
-    int part() const { return grouped() && DEEP % matrix.groups.size ? depth() : DEEP; }
+    int part() const {
+        const int size = matrix.groups.size;
+        return !grouped() ? DEEP : CODED % size == 0 ? CODED : size % DEPTHS == 0 ? size : depth();
+    }
 
     // Depths of a chunk of so many blocks: whole parts, nearly as many in each chunk.
     int chunk(int blocks) const {

@@ -34,7 +34,7 @@ public:
             s.highest[r] = sinks[r % group] / heads_.scaling;
             s.totals[size_t(r) * LANES] = 1.0f;
         }
-        const HalfTiles tiles(std::min(rows, SIDE));
+        const ShapedTiles tiles(Shapes(8, std::min(rows, SIDE)));  // two of them for products over 8 pairs
         for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
             end = std::min(length, (begin / KEYS + 1) * KEYS);
             const int count = end - begin, keys = (count + SIDE - 1) / SIDE * SIDE;

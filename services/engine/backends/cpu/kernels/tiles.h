@@ -32,6 +32,13 @@ struct alignas(64) Shapes {
         bytes[5] = uint16_t(4 * pairs);
         rows[7] = uint8_t(pairs);
     }
+
+    // Those of products by right sides, in tiles 5 and 7, of so many columns.
+    static Shapes with_columns(int columns) {
+        Shapes shapes(16);
+        for (int tile : {0, 1, 2, 3, 5, 7}) shapes.bytes[tile] = uint16_t(4 * columns);
+        return shapes;
+    }
 };
 
 // The intrinsic does not tell the compiler that all of the structure is read.
@@ -51,12 +58,12 @@ struct Units {
     Units(const Units&) = delete;
 };
 
-// Tiles of `height` rows, two of them for products over 8 pairs, from the first renew() on as long as this lives.
-class HalfTiles {
+// Tiles of other shapes, as long as this lives.
+class ShapedTiles {
 public:
-    explicit HalfTiles(int height) : shapes_(8, height) {}
-    ~HalfTiles() { load_shapes(Shapes(16)); }
-    HalfTiles(const HalfTiles&) = delete;
+    explicit ShapedTiles(const Shapes& shapes) : shapes_(shapes) { renew(); }
+    ~ShapedTiles() { load_shapes(Shapes(16)); }
+    ShapedTiles(const ShapedTiles&) = delete;
 
     // Makes the tiles as if none had been written.
     void renew() const { load_shapes(shapes_); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ INTEGERS = {  # bits, group, whether offsets are those of codes about a middle, 
     "six bits with zeros": (6, 16, False, True),
     "Q8_0": (8, 32, True, True),
     "eight bits with zeros": (8, 32, False, True),
+    "four bits, groups of 16": (4, 16, False, True),
     "one group": (4, 0, False, True),
 }
 OTHERS = {  # values, group, whether scales are float16
@@ -78,8 +80,13 @@ def multiply(packer: Packer, matrix: PackedMatrix, x: torch.Tensor) -> torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *itertools.product(FORMATS, SHAPES),
+        *itertools.product(["four bits, groups of 16", "Q6_K", "FP8 of short scales"], [(600, 80)]),
+    ],
+)
 def test_products_are_those_of_the_same_weights_as_numbers(
     name: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
