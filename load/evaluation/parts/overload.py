@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from load.trace import Request
 from load.workloads import any_prompt
 from services.client.sse import StreamError
 from services.client.streaming import open_session
+from services.progress import print_beside
 
 HELP = "arrivals at 0.5 to 10 times what the server can answer"
 PATIENCE = 20.0  # seconds after which a client leaves
@@ -60,7 +62,8 @@ def measure(bench: Bench) -> Found:
         for times in TIMES:
             with probed(server.url) as looks:
                 results, answered = asyncio.run(open_loop(server.url, times * most, max(LEAST, 5 * bench.seconds)))
-            rows[f"{times:g} times the capacity"] = cells(results, times * most, answered, looks)
+            rows[name := f"{times:g} times the capacity"] = cells(results, times * most, answered, looks)
+            print_beside(json.dumps({name: rows[name]}))
             server.until_idle(SETTLED)
     return Found({TITLE: rows}, {"capacity": most})
 
