@@ -11,7 +11,6 @@ import io
 import os
 import resource
 import signal
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +95,7 @@ def refuse_connections(folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     for admin in folder.glob(ADMIN):
-        _command(admin, f"disable frontend {FRONTEND}")
+        stand_in.answer_of(admin, f"disable frontend {FRONTEND}")
 
 
 def drain(folder: Path, timeout: float) -> None:
@@ -117,15 +116,5 @@ def _is_busy(folder: Path) -> bool:
 
 
 def _num_requests(admin: Path) -> int:
-    rows = csv.DictReader(io.StringIO(_command(admin, "show stat")))
+    rows = csv.DictReader(io.StringIO(stand_in.answer_of(admin, "show stat")))
     return sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
-
-
-def _command(admin: Path, command: str) -> str:
-    """HAProxy's answer; empty if HAProxy is not running."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(2.0)
-        connection.connect(str(admin))
-        connection.sendall(command.encode() + b"\n")
-        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    return ""

@@ -94,7 +94,7 @@ class Ownership:
             seat,
             self._engine,
             settings.sleep,
-            settings.upscale_delay,
+            settings.constants.upscale_delay,
             settings.constants.lease,
             self._while_holding,
             self._gauges,

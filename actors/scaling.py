@@ -37,7 +37,7 @@ from services.model_list import ListedModel, ModelList
 from services.overview import Overview, combined
 from services.pool.pool import RequestPool
 from services.seats import ClusterSeats, cluster_of_model
-from services.settings.settings import DOWNSCALE, Settings
+from services.settings.settings import Settings
 from services.settings.sources import load
 
 REFRESH = 60.0  # seconds after which Serve is told the number again: deploying a config again resets it
@@ -147,8 +147,8 @@ def gateway_scaling(settings: Settings) -> AutoscalingConfig:
         initial_replicas=settings.gateways,
         max_replicas=settings.max_gateways,
         target_ongoing_requests=STREAMS_PER_GATEWAY,
-        upscale_delay_s=settings.upscale_delay,
-        downscale_delay_s=DOWNSCALE * settings.upscale_delay,
+        upscale_delay_s=settings.constants.upscale_delay,
+        downscale_delay_s=settings.constants.downscale_delay,
     )
 
 
@@ -160,8 +160,8 @@ def scaling_of(settings: Settings) -> Scaling:
         min_engines=settings.fewest_engines,
         max_engines=settings.max_engines,
         requests_per_engine=batch,
-        upscale_delay=settings.upscale_delay,
-        downscale_delay=DOWNSCALE * settings.upscale_delay,
+        upscale_delay=settings.constants.upscale_delay,
+        downscale_delay=settings.constants.downscale_delay,
     )
 
 

@@ -28,7 +28,7 @@ TITLE = "orca-stand-in"  # of the watcher's process
 LONGEST = 60.0  # seconds after the death; if Serve has started no HAProxy until then, it has ended
 PAUSE = 0.05  # seconds before a stand-in that has died is started again
 ADMIN = re.compile(r"(?<=^    stats socket )\S+", re.MULTILINE)
-PID = re.compile(rb"^Pid: (\d+)$", re.MULTILINE)
+PID = re.compile(r"^Pid: (\d+)$", re.MULTILINE)
 
 
 class StandIn:
@@ -93,13 +93,17 @@ class StandIn:
             time.sleep(PAUSE)
 
 
-def _pid(admin: Path) -> str:
-    """The process id of the HAProxy that takes commands at this socket; empty if none does."""
+def answer_of(admin: Path, command: str) -> str:
+    """The answer of the HAProxy that takes commands at this socket; empty if none does."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2.0)
         connection.connect(str(admin))
-        connection.sendall(b"show info\n")
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        if found := PID.search(answer):
-            return found[1].decode()
+        connection.sendall(command.encode() + b"\n")
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     return ""
+
+
+def _pid(admin: Path) -> str:
+    """The process id of the HAProxy that takes commands at this socket; empty if none does."""
+    found = PID.search(answer_of(admin, "show info"))
+    return found[1] if found else ""

@@ -27,9 +27,9 @@ from typing import Any
 import httpx
 import orjson
 from aiohttp import web
-from prometheus_client.parser import text_string_to_metric_families
 
 from actors.cluster.processes import processes_of
+from cli.status import samples_of
 from services.settings.addresses import is_loopback
 
 ADDRESS = "127.0.0.1"
@@ -101,7 +101,7 @@ class Demo:
             metrics = await self._metrics()
         except httpx.HTTPError:  # no gateway answers, or the pool is away
             return 0
-        for pid in _pids(metrics, GAUGES[what]):
+        for pid in (int(sample.value) for sample in samples_of(metrics, [GAUGES[what]]) if sample.value > 0):
             with contextlib.suppress(ProcessLookupError), _opened(pid) as process:
                 # the process is opened before the check: its id cannot become another's between check and kill
                 if pid in processes_of(self._folder()):
@@ -129,12 +129,6 @@ def _opened(pid: int) -> Iterator[int]:
         yield number
     finally:
         os.close(number)
-
-
-def _pids(metrics: str, gauge: str) -> list[int]:
-    """The processes in a gauge of the metrics, one for each seat that has one."""
-    families = text_string_to_metric_families(metrics)
-    return [int(s.value) for family in families for s in family.samples if s.name == gauge and s.value > 0]
 
 
 def _wanted(body: bytes) -> str | None:

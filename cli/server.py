@@ -89,7 +89,7 @@ def served_model(client: httpx.Client) -> str:
 def not_answering(url: httpx.URL, why: httpx.Response | httpx.HTTPError) -> str:
     """The message for a server that refuses a request, or for none at this address."""
     if isinstance(why, httpx.HTTPError):
-        return f"no server answers at {url}: {why or type(why).__name__}; start one with: orca serve"
+        return f"no server answers at {url}: {str(why) or type(why).__name__}; start one with: orca serve"
     if why.status_code == httpx.codes.UNAUTHORIZED:
         return f"{url} asks for an API key: --api-key KEY or ORCA_API_KEY"
     return f"{url} is not an Orca server: {why.request.method} {why.request.url.path} gave {why.status_code}"

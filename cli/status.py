@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> None:
         if reply.is_error:
             raise OrcaError(f"no figures: {reply.text}")
         page = reply.text
-        samples = _samples(page, FIGURES)
+        samples = samples_of(page, FIGURES)
         models = list(dict.fromkeys(sample.labels["model_name"] for sample in samples)) or [first]
         cards = client.get("/v1/models").json()["data"]
         adapters = [card["id"] + f" of {card['parent']}" * (len(models) > 1) for card in cards if card.get("parent")]
@@ -59,18 +59,18 @@ def run(arguments: list[str]) -> None:
 
 def models_in(metrics: str) -> list[str]:
     """The names of the models on a page of metrics, the default one first."""
-    return list(dict.fromkeys(sample.labels["model_name"] for sample in _samples(metrics, ["orca:engines"])))
+    return list(dict.fromkeys(sample.labels["model_name"] for sample in samples_of(metrics, ["orca:engines"])))
 
 
 def kept_weights(metrics: str) -> list[str]:
     """How engines keep their weights, by a page of metrics: each way once, of several models after the name."""
-    labels = [sample.labels for sample in _samples(metrics, [KEPT])]
+    labels = [sample.labels for sample in samples_of(metrics, [KEPT])]
     several = len({each["model_name"] for each in labels}) > 1
     told = (f"{each['model_name']}: " * several + each["weights"] for each in labels if each["weights"])
     return list(dict.fromkeys(told))
 
 
-def _samples(metrics: str, names: Container[str]) -> list[Sample]:
+def samples_of(metrics: str, names: Container[str]) -> list[Sample]:
     """The samples of these names on a page of metrics."""
     families = text_string_to_metric_families(metrics)
     return [sample for family in families for sample in family.samples if sample.name in names]

@@ -79,20 +79,24 @@ class ClusterProcess:
         names of the models by their names in the settings. Engines may fail again and again meanwhile if a cluster
         `was_ready` before.
 
-        Raises OrcaError if the child ends instead, with the child's own message if it sent one.
+        Raises OrcaError if it does not get ready: with the child's own message if it sent one, else with what died.
         """
         self._send({"redis_url": redis_url, "models": models, "was_ready": was_ready})
         reader, writer = await asyncio.open_unix_connection(sock=self._pipe.dup(), limit=LINE)
+        answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._listen(reader, say))
+        dying = asyncio.create_task(self.death())
+        tasks: list[asyncio.Future[Any]] = [failing, answering, dying]
         try:
-            answering, failing = asyncio.ensure_future(answers()), asyncio.create_task(self._listen(reader, say))
-            try:
-                await asyncio.wait({answering, failing}, return_when=asyncio.FIRST_COMPLETED)
-                (failing if failing.done() else answering).result()
-            finally:
-                for task in (answering, failing):
-                    task.cancel()
-                await asyncio.gather(answering, failing, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():  # the child's last message says more than its death
+                await asyncio.wait(tasks[:2], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done() or answering.done():
+                return (failing if failing.done() else answering).result()
+            raise OrcaError(dying.result() if dying.done() else f"not ready after {READY_TIMEOUT:.0f} s")
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # passes on a cancellation of this task
             writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader, say: Callable[[str], None]) -> NoReturn:
@@ -182,7 +186,7 @@ class Supervisor:
         while True:
             began = time.monotonic()
             try:
-                await self._until_cluster_ready(redis_url, models, was_ready)
+                await self._cluster.until_ready(redis_url, models, was_ready, self._until_ready, self._say)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
                 self._say(describe(ports_of(processes_of(self._cluster.folder))))
                 self._cluster.start_spares()
@@ -200,22 +204,6 @@ class Supervisor:
             self._say(f"{cause}; starting the cluster again{when}, logs are in {self._logs}")
             await asyncio.sleep(pause)
             self._cluster = self._start()
-
-    async def _until_cluster_ready(self, redis_url: str, models: Mapping[str, str], was_ready: bool) -> None:
-        ready = self._cluster.until_ready(redis_url, models, was_ready, self._until_ready, self._say)
-        starting = asyncio.create_task(ready)
-        dying = asyncio.create_task(self._cluster.death())
-        try:
-            done, _ = await asyncio.wait({starting, dying}, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-            if dying in done:
-                await asyncio.wait({starting}, timeout=1.0)  # the child's last message says more than its death
-            if starting.done():
-                return starting.result()
-            raise OrcaError(dying.result() if dying.done() else f"not ready after {READY_TIMEOUT:.0f} s")
-        finally:
-            for task in (starting, dying):
-                task.cancel()
-            await asyncio.gather(starting, dying, return_exceptions=True)  # passes on a cancellation of this task
 
     async def stop(self) -> None:
         """Let the cluster drain, for at most `drain_timeout` seconds and a margin."""

@@ -83,7 +83,7 @@ class Validator:
     ) -> ValidatedRequest:
         """The result of `work`, which handles about `size` bytes, from the executor. A small grammar can take seconds
         to compile, so a request with a grammar is never handled on the event loop."""
-        if fields.constrained or fields.tool_use.required or fields.tool_use.constrains:
+        if fields.constraint or fields.tool_use.required or fields.tool_use.constrains:
             size = max(size, INLINE + 1)
         return await self.run(caller, size, work)
 

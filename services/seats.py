@@ -36,11 +36,6 @@ class ClusterSeats:
         """The seats whose engines have to be removed."""
         return [index for index in self.indices if index >= self.wanted]
 
-    @property
-    def removed(self) -> bool:
-        """Whether no surplus engine is left."""
-        return not self.surplus
-
 
 def cluster_of_model(cluster: str, tag: str) -> str:
     """Return the name under which a cluster has the seats of the model with this tag."""

@@ -103,7 +103,7 @@ def reason_of_death(log: str, oom_kills: int) -> str:
     return "its process was killed, or ended itself, without a message"
 
 
-def count_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+def count_oom_kills() -> int:
     """How many processes the kernel of this machine has killed so far because memory was short."""
-    found = OOM_KILLS.search(vmstat.read_text())
+    found = OOM_KILLS.search(Path("/proc/vmstat").read_text())
     return int(found[1]) if found else 0

@@ -23,26 +23,24 @@ from gateway.answer.parsers.call_format import (
     Xml,
 )
 from gateway.grammars.anchors import whole
-from gateway.grammars.rules import json_rule, regex_rule, text_rule, texts_rule
+from gateway.grammars.rules import ANY_TEXT, json_rule, regex_rule, text_rule, texts_rule
 from gateway.grammars.schema_document import Schema
 from gateway.tools import Tool
 from services.errors import GrammarError
 from services.text import TextTables
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-ANY_TEXT = r"/(.|\n)*/"
 MOST_FREE = 64  # parameters that no schema names
 DEEPEST = 16  # schemas within each other
 # keywords that restrict a value in a way that cannot be written in tags or literals
 UNWRITTEN = ("allOf", "not", "if", "patternProperties", "dependentSchemas", "unevaluatedProperties", "multipleOf")
-STRING_ONLY = ("enum", "const", "minLength", "maxLength", "pattern")
 
 
 class CallRules:
-    """Lark rules of the calls of some tools in one format. `lines` has the rules, those of each call last."""
+    """Lark rules of the calls of some tools in one format."""
 
     def __init__(self, form: CallFormat, tables: TextTables) -> None:
-        self._form = form
+        self.form = form
         self._tables = tables
         self._rules: list[str] = []
 
@@ -57,10 +55,14 @@ class CallRules:
 
     def text(self, text: str) -> str:
         """The expression of exactly `text`, in which marks that are special tokens are these."""
-        return texts_rule(text, self._form.marks, self._tables).expression
+        return texts_rule(text, self.form.marks, self._tables).expression
+
+    def special(self, mark: str) -> bool:
+        """Whether `mark` has special tokens in it."""
+        return any(self._tables.special_id(piece) is not None for piece in self.form.marks if piece in mark)
 
     def _call(self, name: str, schema: Schema | None, prefix: str) -> str:
-        call = self._form.call
+        call = self.form.call
         match call:
             case JsonObject():
                 return self._object(call, name, schema)
@@ -68,7 +70,7 @@ class CallRules:
                 arguments = json_rule(ANY_OBJECT if schema is None else schema).expression
                 return f"{self._with_name(call.head, name)} {arguments} {self.text(call.close)}"
             case Xml():
-                parameters = XmlRules(self, call, self._form, prefix).parameters(schema)
+                parameters = XmlRules(self, call, self.form, prefix).parameters(schema)
                 return f"{self._with_name(call.call, name)} {parameters} {self.text(call.close)}"
             case Literals():
                 arguments = LiteralRules(self, call.dialect, prefix).arguments(schema, call.equals)
@@ -127,7 +129,7 @@ class XmlRules:
         if schema is None:
             return self._free()
         properties = parameters_of(schema)
-        _check_written(schema, ())
+        _check_written(schema)
         required = schema.get("required", [])
         made = []
         for key, each in properties.items():
@@ -193,7 +195,7 @@ class LiteralRules:
         return f"({' | '.join(found)})"
 
     def _branch(self, schema: Schema, root: Schema, depth: int) -> str:
-        _check_written(schema, STRING_ONLY)
+        _check_written(schema)
         if (values := values_of(schema)) is not None:
             return " | ".join(self._rules.text(written(value, self._dialect)) for value in values)
         kinds = types_in(schema) or frozenset(NAMES)
@@ -239,17 +241,13 @@ class LiteralRules:
 
     def _members(self, schema: Schema, root: Schema, colon: str, bare: bool, depth: int) -> str:
         """What is within the brackets of an object."""
-        _check_written(schema, ())
-        properties = parameters_of(schema) if schema is not root else parameters_of(root)
-        comma = self._rules.text(self._dialect.comma)
+        _check_written(schema)
+        properties, comma = parameters_of(schema), self._rules.text(self._dialect.comma)
         if not properties:
             if schema.get("additionalProperties", True) is False:
                 return ""
-            value = (
-                self._scalar(root) if depth else self._value({"type": ["string", "number", "boolean", "null"]}, root, 1)
-            )
             key = f"/{KEY_PATTERN}/" if bare else json_rule({"type": "string"}).expression
-            item = f"{key} {self._rules.text(colon)} {value}"
+            item = f"{key} {self._rules.text(colon)} {self._scalar(root)}"
             return f"({item} ({comma} {item}){{0,{MOST_FREE}}})?"
         return self._sequence(properties, schema, root, colon, bare, depth)
 
@@ -343,9 +341,9 @@ def written(value: Any, dialect: Dialect) -> str:
     return json.dumps(value)
 
 
-def _check_written(schema: Mapping[str, Any], allowed: Iterable[str]) -> None:
+def _check_written(schema: Mapping[str, Any]) -> None:
     for keyword in UNWRITTEN:
-        if keyword in schema and keyword not in allowed:
+        if keyword in schema:
             raise GrammarError(f"'{keyword}' is not supported in calls of this model, which are not JSON")
 
 

@@ -15,8 +15,8 @@ from gateway.answer.parsers.harmony import (
     MESSAGE,
     START,
 )
-from gateway.grammars.call_rules import ANY_OBJECT, ANY_TEXT
-from gateway.grammars.rules import Rule, json_rule, texts_rule
+from gateway.grammars.call_rules import ANY_OBJECT
+from gateway.grammars.rules import ANY_TEXT, Rule, json_rule, texts_rule
 from gateway.grammars.tools import closed
 from gateway.tools import ToolUse
 from services.text import TextTables

@@ -6,13 +6,11 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from gateway.grammars.rules import Rule, choice, json_rule, regex_rule, text_rule, token_rule
+from gateway.grammars.rules import ANY_TEXT, Rule, choice, json_rule, regex_rule, text_rule, token_rule
 from gateway.schemas.structured import Constraint, ConstraintKind, Structure, TagFields
 from services.errors import GrammarError
 from services.grammar.compiler import MOST_LINES
 from services.text import TextTables
-
-ANY_TEXT = r"/(.|\n)*/"  # of ordinary tokens
 
 
 def rule_of(constraint: Constraint, tables: TextTables) -> Rule:

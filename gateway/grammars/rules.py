@@ -17,6 +17,7 @@ from services.errors import GrammarError
 from services.grammar.compiler import LONGEST
 from services.text import TextTables
 
+ANY_TEXT = r"/(.|\n)*/"  # of ordinary tokens
 MAX_SPACE = 8  # characters between the thinking and the answer
 # JSON has no whitespace but the spaces that models put after a comma and a colon. Otherwise a model could go on with
 # whitespace for ever.
@@ -137,7 +138,7 @@ def _thinking(tables: TextTables, end: str) -> Rule:
     mark = mark_rule(end, tables)
     space = f"/\\s{{0,{MAX_SPACE}}}/"
     if mark != text_rule(end):
-        lines = [f"start: TEXT {mark.expression} {space}", r"TEXT: /(.|\n)*/"]
+        lines = [f"start: TEXT {mark.expression} {space}", f"TEXT: {ANY_TEXT}"]
     else:  # lazy: the first `end` ends it
-        lines = [f"start: thinking {space}", f"thinking[lazy]: TEXT {mark.expression}", r"TEXT: /(.|\n)*/"]
+        lines = [f"start: thinking {space}", f"thinking[lazy]: TEXT {mark.expression}", f"TEXT: {ANY_TEXT}"]
     return Rule("@thinking", (("thinking", "\n".join(lines)),))

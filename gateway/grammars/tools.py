@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.answer.parsers.call_format import CallFormat
 from gateway.answer.parsers.formats import CALL_FORMATS
 from gateway.answer.parsers.thinking import ReasoningFormat
-from gateway.grammars.call_rules import ANY_TEXT, CallRules, escaped
-from gateway.grammars.rules import Rule, choice, text_rule
+from gateway.grammars.call_rules import CallRules, escaped
+from gateway.grammars.rules import ANY_TEXT, Rule, choice, text_rule
 from gateway.grammars.schema_document import Schema, SchemaDocument
 from gateway.tools import ToolUse
 from services.text import TextTables
@@ -27,7 +26,7 @@ def tool_rule(
     tool is strict; otherwise the arguments are any object."""
     if not use.calls:
         return answer
-    rules = FormatRules(CALL_FORMATS[family], tables)
+    rules = CallRules(CALL_FORMATS[family], tables)
     if use.required:
         return _calls(rules, use)
     if answer is not None:
@@ -56,52 +55,39 @@ def _close(schema: Schema, copy: Schema) -> None:
             copy.setdefault("additionalProperties", False)
 
 
-def _calls(rules: FormatRules, use: ToolUse) -> Rule:
+def _calls(rules: CallRules, use: ToolUse) -> Rule:
     """One or more calls, and nothing else."""
-    lines = [f"start: {rules.begin} after_mark", *rules.after_mark(use)]
+    lines = [f"start: {rules.text(rules.form.begin)} after_mark", *_after_mark(rules, use)]
     return Rule("@calls", (("calls", "\n".join(lines)),))
 
 
-def _text_or_calls(rules: FormatRules, use: ToolUse, form: ReasoningFormat | None) -> Rule:
+def _text_or_calls(rules: CallRules, use: ToolUse, form: ReasoningFormat | None) -> Rule:
     """Free text, and calls after it. What follows the mark of a call is a call. `form`: the marks of the reasoning,
     with which the text must not begin."""
     mark, limit = rules.form.begin, f" & ~/\\s*{escaped(form.begin)}(.|\\n)*/" if form else ""
     if not mark:  # text that does not begin like a call
         lines = ["start: after_mark | OTHER", rf"OTHER: /(\s*[^\s{escaped(rules.form.bare)}](.|\n)*)?/" + limit]
     elif rules.special(mark):  # not part of text
-        lines = [f"start: TEXT | TEXT {rules.begin} after_mark", f"TEXT: {ANY_TEXT}{limit}"]
+        lines = [f"start: TEXT | TEXT {rules.text(mark)} after_mark", f"TEXT: {ANY_TEXT}{limit}"]
     else:  # lazy: the first mark begins calls
         lines = [
             "start: TEXT | begun after_mark",
             f"begun[lazy]: TEXT {text_rule(mark).expression}",
             f"TEXT: {ANY_TEXT}{limit}",
         ]
-    return Rule("@calls", (("calls", "\n".join([*lines, *rules.after_mark(use)])),))
+    return Rule("@calls", (("calls", "\n".join([*lines, *_after_mark(rules, use)])),))
 
 
-class FormatRules:
-    """The rules of an answer with calls in one format."""
-
-    def __init__(self, form: CallFormat, tables: TextTables) -> None:
-        self.form = form
-        self._tables = tables
-        self._calls = CallRules(form, tables)
-        self.begin = self._calls.text(form.begin)
-
-    def special(self, mark: str) -> bool:
-        return any(self._tables.special_id(piece) is not None for piece in self.form.marks if piece in mark)
-
-    def after_mark(self, use: ToolUse) -> list[str]:
-        """The rules of what follows the first mark: `after_mark`, `call` and those of each tool."""
-        form, write = self.form, self._calls.text
-        end = write(form.end)
-        # pieces of their own: the lexer takes the longest text, which could go on where calls end
-        pieces = [form.separator] if form.listed else [form.after, form.end, form.separator, form.begin, form.before]
-        between = " ".join(write(piece) for piece in pieces if piece)
-        more = 0 if form.single else use.max_calls - 1
-        repeated = f"({between} call){{0,{more}}}" if more else ""
-        by_schema = [(tool, closed(tool.schema) if use.required or tool.strict else None) for tool in use.callable]
-        return [
-            f"after_mark: {write(form.before)} call {repeated} {write(form.after)} {end}",
-            *self._calls.of(by_schema),
-        ]
+def _after_mark(rules: CallRules, use: ToolUse) -> list[str]:
+    """The rules of what follows the first mark: `after_mark`, `call` and those of each tool."""
+    form, write = rules.form, rules.text
+    # pieces of their own: the lexer takes the longest text, which could go on where calls end
+    pieces = [form.separator] if form.listed else [form.after, form.end, form.separator, form.begin, form.before]
+    between = " ".join(write(piece) for piece in pieces if piece)
+    more = 0 if form.single else use.max_calls - 1
+    repeated = f"({between} call){{0,{more}}}" if more else ""
+    by_schema = [(tool, closed(tool.schema) if use.required or tool.strict else None) for tool in use.callable]
+    return [
+        f"after_mark: {write(form.before)} call {repeated} {write(form.after)} {write(form.end)}",
+        *rules.of(by_schema),
+    ]

@@ -38,7 +38,7 @@ DOCS = {
     "/docs/favicon-32x32.png",
 }
 # A browser that opens a page sends no key, and the documentation contains no secret.
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
+OPEN_PATHS = PROBES | {METRICS} | DOCS
 # routes that change what is served: they need the operator's key, and are off without one
 OPERATOR_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"})
 MODELS = "/v1/models"  # the operator sees all of the list, and each of it

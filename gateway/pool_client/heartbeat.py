@@ -44,8 +44,8 @@ class Heartbeat:
         self._unsent: dict[str, float] | None = None  # counts of a call without a reply; it is repeated unchanged
         self._missed = False
         self._late = 0.0  # seconds that the last sleep took too long
-        self._overview: Overview | None = None
-        self._read_at = 0.0  # when it was read, in seconds of the loop's clock
+        self.known: Overview | None = None  # the last overview that was read, however old
+        self.read_at = 0.0  # when `last_overview` was read, in seconds of the loop's clock
         self._error: PoolUnavailable | None = None  # why the last heartbeat failed
         self._reading = asyncio.Lock()
         self._began_at = -SPACING  # when the last read of `latest_overview` began
@@ -60,7 +60,7 @@ class Heartbeat:
             except PoolUnavailable as error:
                 self._error = error
                 log.debug("no heartbeat: %s", error)
-            period = PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY
+            period = PERIOD if self.known and self.known.ready else PERIOD_UNREADY
             due = asyncio.get_running_loop().time() + period
             await asyncio.sleep(period)
             self._late = max(0.0, asyncio.get_running_loop().time() - due)
@@ -79,7 +79,7 @@ class Heartbeat:
         if self._missed:
             await self._on_missed()
             self._missed = False
-        self._overview, self._read_at = await self._pool.overview(), asyncio.get_running_loop().time()
+        self.known, self.read_at = await self._pool.overview(), asyncio.get_running_loop().time()
 
     def last_overview(self) -> Overview:
         """The overview that the last heartbeat read, at no cost to the pool.
@@ -88,19 +88,9 @@ class Heartbeat:
         """
         if self._error is not None:
             raise self._error
-        if self._overview is None or asyncio.get_running_loop().time() - self._read_at > STALE:
+        if self.known is None or asyncio.get_running_loop().time() - self.read_at > STALE:
             raise PoolUnavailable("no heartbeat reached the pool yet")
-        return self._overview
-
-    @property
-    def known(self) -> Overview | None:
-        """The last overview that was read, however old; None if none was read yet."""
-        return self._overview
-
-    @property
-    def read_at(self) -> float:
-        """When the overview of `last_overview` was read, in seconds of the loop's clock."""
-        return self._read_at
+        return self.known
 
     async def latest_overview(self) -> Overview:
         """The overview as of now. Concurrent callers share a read and reads are `SPACING` seconds apart, so that
@@ -122,6 +112,6 @@ class Heartbeat:
 
     async def figures(self) -> EngineFigures | None:
         """The last known figures of the largest engine; None if there never was an engine. Raises PoolUnavailable."""
-        if self._overview is None or self._overview.figures is None:
-            self._overview = await self._pool.overview()
-        return self._overview.figures
+        if self.known is None or self.known.figures is None:
+            self.known = await self._pool.overview()
+        return self.known.figures

@@ -255,11 +255,6 @@ class ConstraintFields(Strict):
         return next(iter(self._constraints()), None)
 
     @property
-    def constrained(self) -> bool:
-        """Whether the output has a grammar."""
-        return self.constraint is not None
-
-    @property
     def format_constraint(self) -> Constraint | None:
         """The constraint in the response format of this route's API, if any."""
         return None

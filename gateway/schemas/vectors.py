@@ -106,17 +106,22 @@ class VectorUsage(TypedDict):
     completion_tokens: int  # vLLM's field, 0
 
 
+class ListHead(TypedDict):
+    """What a list of vectors, scores or classes begins with."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+
+
 class Embedding(TypedDict):
     index: int
     object: Literal["embedding"]
     embedding: list[float] | str  # base64 of float32, little-endian
 
 
-class EmbeddingList(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class EmbeddingList(ListHead):
     data: list[Embedding]
     usage: VectorUsage
 
@@ -127,11 +132,7 @@ class Score(TypedDict):
     score: float
 
 
-class ScoreList(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class ScoreList(ListHead):
     data: list[Score]
     usage: VectorUsage
 
@@ -143,11 +144,7 @@ class Classified(TypedDict):
     num_classes: int
 
 
-class ClassList(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class ClassList(ListHead):
     data: list[Classified]
     usage: VectorUsage
 

@@ -21,8 +21,10 @@ from gateway.schemas.vectors import (
     ClassList,
     Embedding,
     EmbeddingList,
+    ListHead,
     Ranked,
     Ranking,
+    Score,
     ScoreList,
     VectorUsage,
 )
@@ -87,6 +89,9 @@ class VectorAnswer(ABC):
     def _vector(self, number: int) -> Vector:
         return np.frombuffer(self._vectors[f"{self._request}/{number}"], "<f4")
 
+    def _head(self) -> ListHead:
+        return {"id": self._request, "object": "list", "created": self._plan.created, "model": self._model.name}
+
     def _usage(self) -> VectorUsage:
         count = self._plan.prompt_tokens
         return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
@@ -110,14 +115,8 @@ class Embeddings(VectorAnswer):
     """The answer to `/v1/embeddings`."""
 
     def _object(self) -> EmbeddingList:
-        return {
-            "id": self._request,
-            "object": "list",
-            "created": self._plan.created,
-            "model": self._model.name,
-            "data": [self._embedding(i) for i in range(self._plan.choices)],
-            "usage": self._usage(),
-        }
+        data = [self._embedding(i) for i in range(self._plan.choices)]
+        return {**self._head(), "data": data, "usage": self._usage()}
 
     def _embedding(self, number: int) -> Embedding:
         vector = self._vector(number)
@@ -132,14 +131,8 @@ class Scores(VectorAnswer):
     """The answer to `/v1/score`."""
 
     def _object(self) -> ScoreList:
-        return {
-            "id": self._request,
-            "object": "list",
-            "created": self._plan.created,
-            "model": self._model.name,
-            "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(self._scores())],
-            "usage": self._usage(),
-        }
+        data: list[Score] = [{"index": i, "object": "score", "score": s} for i, s in enumerate(self._scores())]
+        return {**self._head(), "data": data, "usage": self._usage()}
 
 
 class Ranks(VectorAnswer):
@@ -165,14 +158,8 @@ class Classes(VectorAnswer):
     """The answer to `/classify`."""
 
     def _object(self) -> ClassList:
-        return {
-            "id": self._request,
-            "object": "list",
-            "created": self._plan.created,
-            "model": self._model.name,
-            "data": [self._classified(i) for i in range(self._plan.choices)],
-            "usage": self._usage(),
-        }
+        data = [self._classified(i) for i in range(self._plan.choices)]
+        return {**self._head(), "data": data, "usage": self._usage()}
 
     def _classified(self, number: int) -> Classified:
         pooling, scores = self._model.info.pooling, self._vector(number).tolist()

@@ -29,7 +29,6 @@ import torch
 
 from load.arguments import add_options, chosen, parser_of
 from load.bench import phases
-from load.bench.adapters import adapters
 from load.bench.bench import Bench, Budget, PartResult
 from load.bench.drafts import drafts
 from load.bench.rates import rates_table
@@ -90,10 +89,8 @@ PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "mixed": (phases.mixed, "iterations of both kinds beside both run apart"),
     "paper": (phases.paper, "the paper's trace through the loop"),
     "loop": (phases.loop, "200 iterations of 32 requests through the loop: the share inside the engine"),
-    "graphs": (phases.graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "drafts": (drafts, "tokens per second with drafts, scripted and of real texts"),
-    "adapters": (adapters, "increments with LoRA adapters beside increments without"),
     "speed": (alone("speed"), "each of CUDA's products beside the library's"),
     "formats": (alone("formats", "formats"), "products by weights as checkpoints store them, of each format"),
     "takeover": (takeover, "engines that are killed under load, and their spares"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,10 +100,8 @@ EPOCH = "batches"
 class Batches:
     """Runs batches of requests that share no prefix. Each call starts with an engine that has no request."""
 
-    def __init__(self, engine: Engine, ahead: int = 0, adapters: Sequence[str] = ()) -> None:
-        """`ahead`: how many iterations are started before the result of one is read. `adapters`: the digests that
-        requests have in turn; empty: they have none."""
-        self._adapters = itertools.cycle(adapters or [""])
+    def __init__(self, engine: Engine, ahead: int = 0) -> None:
+        """`ahead`: how many iterations are started before the result of one is read."""
         self._engine = engine
         self._ahead = ahead
         self._figures: EngineFigures = engine.figures
@@ -154,8 +150,7 @@ class Batches:
 
     def _new(self, id: str, length: int, computed: int) -> NewRequest:
         tokens = [self._draw(self._figures.vocab_size) for _ in range(length)]
-        most, adapter = self._figures.max_model_len, next(self._adapters)
-        sampling = SamplingParams(most, temperature=0.0, ignore_eos=True, adapter=adapter)
+        sampling = SamplingParams(self._figures.max_model_len, temperature=0.0, ignore_eos=True)
         return NewRequest(id, tokens, length, sampling, computed)
 
     def _blocks(self, tokens: int) -> int:

@@ -110,31 +110,6 @@ def mixed(bench: Bench) -> PartResult:
     return PartResult(_with_note(bench, table(head, rows)), found)
 
 
-def graphs(bench: Bench) -> PartResult:
-    """Increments of the first context with the decoder's CUDA graphs and without them, if it has any."""
-    decoder: Any = bench.engine.decoder
-    captured = getattr(decoder, "graphs", None)
-    if captured is None:
-        return PartResult(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
-    batches, context = Batches(bench.engine, bench.lookahead), bench.context(bench.plan.contexts[0])
-    found, rows = [], []
-    for batch in bench.plan.batches:
-        if bench.budget.spent or not batches.fits(batch, context + bench.scale.steps):
-            continue
-        replayed = _increment(bench, batches, batch, context).each
-        decoder.graphs = None
-        try:
-            launched = _increment(bench, batches, batch, context).each
-        finally:
-            decoder.graphs = captured
-        found.append({"batch": batch, "context": context, "graph": replayed, "launched": launched})
-        rows.append(
-            [f"batch {batch}", f"{replayed * 1e3:,.2f}", f"{launched * 1e3:,.2f}", f"{launched / replayed:.2f}"]
-        )
-    head = [f"increment, context {context}", "as a graph, ms", "kernel by kernel, ms", "ratio"]
-    return PartResult(_with_note(bench, table(head, rows)), found)
-
-
 def _traced(bench: Bench, name: str, requests: Sequence[Request], max_batch_size: int) -> Iterator[Measured]:
     """All `requests` at once through EngineLoop: the whole trace, then its increment iterations."""
     ran, seconds = _run(bench, requests, max_batch_size)

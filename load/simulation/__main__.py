@@ -13,7 +13,7 @@ from pathlib import Path
 from load.arguments import parser_of
 from load.in_process import Setup
 from load.recording import BATCH, SCHEDULERS, Recording, example, file_of
-from load.simulation import drafts, headline, neighbours, overload, paper, plan
+from load.simulation import headline, paper, plan
 from load.simulation.cost import TABLE_1
 from load.simulation.specs import MAX_MODEL_LEN
 from load.simulation.world import figures_of, run_simulated
@@ -24,14 +24,7 @@ RATE = 14.0  # requests per second of the recorded trace
 HEAD = """# {name}: {about}
 
 Written by `python -m load.simulation --part {name} --out docs/simulator`; [what it means](../simulator.md)."""
-PARTS = {
-    "headline": headline,
-    "paper": paper,
-    "plan": plan,
-    "overload": overload,
-    "neighbours": neighbours,
-    "drafts": drafts,
-}
+PARTS = {"headline": headline, "paper": paper, "plan": plan}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -64,4 +64,4 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except (exceptions.RedisError, OSError) as error:  # OSError: also TimeoutError
-        raise PoolUnavailable(f"{what}: {error or type(error).__name__}") from error
+        raise PoolUnavailable(f"{what}: {str(error) or type(error).__name__}") from error

@@ -20,6 +20,8 @@ class Constants:
     tenant_share: float = 0.5  # part of each bound that one of several tenants may use
     ageing: float = 60.0  # order=priority: seconds of waiting that count as much as one class
     ttft_target: float = 10.0  # order=priority: seconds to the first token, of a request that names no target
+    upscale_delay: float = 10.0  # seconds for which more engines or gateways must be needed before they are added
+    downscale_delay: float = 300.0  # seconds for which fewer must be: one that is removed too early costs a start
     max_body_bytes: int = 8 << 20  # of an HTTP body
     max_file_bytes: int = 200 << 20  # as at OpenAI for the input of a batch
     max_tenant_bytes: int = 10 << 30  # of all files of a tenant

@@ -29,7 +29,6 @@ from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey,
 from services.sleep import SleepRule
 
 FILE = "orca.toml"
-DOWNSCALE = 30  # times `upscale_delay`: an engine that is removed too early costs a start
 # settings whose value is not repeated in any message
 SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "operator_api_key", "redis_url"})
 # variables with our prefix: the folder of the tests' schemas, a GGUF file that they read, and constants that they set
@@ -190,14 +189,6 @@ class Settings(BoundSettings, PoolSettings, SchedulingSettings, AdapterSettings,
         int,
         Field(ge=0, description="maximum number of gateways; `gateways` is the minimum; 0: always `gateways`"),
     ] = 0
-    upscale_delay: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="seconds for which more must be needed before engines or gateways are added; they are removed "
-            f"when less was needed for {DOWNSCALE} times as long",
-        ),
-    ] = 10.0
     memory: Annotated[
         ByteSize,
         Field(

@@ -97,7 +97,7 @@ class ChatTemplate:
             if whole == variables["tools"] or not whole:
                 raise
             text = template.render(given, variables | {"tools": whole})  # some, as GPT-OSS's, need each description
-        return _open(text, content) if continue_final_message and isinstance(content, str) else text
+        return _open(text, content) if continue_final_message else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cli import main as orca
 from cli.arguments import Parser, parse_serve
 from cli.port_claim import own_url
 from cli.serve import _check_port, _check_replicas
-from cli.server import add_server, headers
+from cli.server import add_server, headers, not_answering
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import PARTS, VLLM_FLAGS, VLLM_REFUSED
@@ -242,6 +243,11 @@ def test_a_reader_that_ends_early_is_no_error() -> None:
     ended = subprocess.run([sys.executable, "-m", "cli", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_server_that_does_not_answer_is_told_with_the_cause_also_without_words() -> None:
+    assert ": ReadTimeout; start one" in not_answering(httpx.URL("http://h"), httpx.ReadTimeout(""))
+    assert ": refused; start one" in not_answering(httpx.URL("http://h"), httpx.ConnectError("refused"))
 
 
 def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

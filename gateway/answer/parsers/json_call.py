@@ -7,7 +7,7 @@ from functools import cache
 
 from gateway.answer.parsers.call_format import CALL_ID, INDEX, NAME, JsonObject, NamedJson
 from gateway.answer.parsers.call_object import CallObject
-from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, CallReader, held_from, skip
+from gateway.answer.parsers.text_reader import LONGEST_HEAD, LONGEST_NAME, CallReader, skip, stop_at
 
 
 class JsonCall(CallReader):
@@ -31,12 +31,10 @@ class JsonCall(CallReader):
             if end > at:
                 at = end
                 continue
-            if self.begun and not read.in_string and text[at] == "<":
-                if any(text.startswith(mark, at) for mark in self._stops):
-                    self.ended = True
-                    return at
-                if not final and any(held_from(text, at, mark) == at for mark in self._stops):
-                    return at
+            outside = self.begun and not read.in_string and text[at] == "<"
+            if outside and (stops := stop_at(text, at, self._stops, final)) is not False:
+                self.ended = bool(stops)
+                return at
             read.read(text[at])
             self.name = read.name
             self.begun = self.begun or (read.argued and bool(read.name))

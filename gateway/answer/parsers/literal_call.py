@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from gateway.answer.parsers.call_format import Literals
-from gateway.answer.parsers.text_reader import LONGEST_NAME, NAME, CallReader, find, held_from, quoted, skip
+from gateway.answer.parsers.text_reader import LONGEST_NAME, NAME, CallReader, find, held_from, quoted, skip, stop_at
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -69,8 +69,8 @@ class LiteralCall(CallReader):
         c = text[at]
         if (quote := self._quote_at(text, at, final)) is None:
             return at
-        if c == "<" and not quote and (self._at_stop(text, at) or (not final and self._may_stop(text, at))):
-            self.ended = self._at_stop(text, at)
+        if c == "<" and not quote and (stops := stop_at(text, at, self._stops, final)) is not False:
+            self.ended = bool(stops)
             return at
         if c in ")]}":
             self._leave()
@@ -103,12 +103,6 @@ class LiteralCall(CallReader):
         ):
             return None
         return next((quote for quote in self._call.dialect.quotes if text.startswith(quote, at)), "")
-
-    def _at_stop(self, text: str, at: int) -> bool:
-        return any(text.startswith(mark, at) for mark in self._stops)
-
-    def _may_stop(self, text: str, at: int) -> bool:
-        return any(held_from(text, at, mark) == at for mark in self._stops)
 
     def _string(self, text: str, at: int, final: bool) -> int:
         escape = "\\" if self._call.dialect.escapes else ""

@@ -55,6 +55,13 @@ def find(text: str, at: int, marks: Iterable[str], final: bool) -> tuple[int, st
     return min((held_from(text, at, mark) for mark in given), default=len(text)), ""
 
 
+def stop_at(text: str, at: int, marks: Iterable[str], final: bool) -> bool | None:
+    """Whether one of `marks` is at index `at`; None if more text has to say."""
+    if any(text.startswith(mark, at) for mark in marks):
+        return True
+    return None if not final and any(held_from(text, at, mark) == at for mark in marks) else False
+
+
 def held_from(text: str, at: int, mark: str) -> int:
     """The index from which the end of `text` is the beginning of `mark`; its length if it is none."""
     for begin in range(max(at, len(text) - len(mark) + 1), len(text)):
@@ -63,9 +70,9 @@ def held_from(text: str, at: int, mark: str) -> int:
     return len(text)
 
 
-def skip(text: str, at: int, characters: Iterable[str] = SPACE) -> int:
-    """The index of the first character from `at` on that is none of `characters`."""
-    while at < len(text) and text[at] in characters:
+def skip(text: str, at: int) -> int:
+    """The index of the first character from `at` on that is no whitespace."""
+    while at < len(text) and text[at] in SPACE:
         at += 1
     return at
 

@@ -17,10 +17,9 @@ from load.evaluation.parts import (
     plane,
     recovery,
     sizes,
-    sleep,
     start,
 )
 
 # in the order in which they are measured: those in this process first
-ORDER = (figure_10, over_http, recovery, overload, neighbours, plane, start, sleep, peers, sizes)
+ORDER = (figure_10, over_http, recovery, overload, neighbours, plane, start, peers, sizes)
 PARTS: dict[str, ModuleType] = {part.__name__.rpartition(".")[2]: part for part in ORDER}

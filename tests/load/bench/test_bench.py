@@ -57,7 +57,7 @@ def bench(
 
 
 def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "rates", "increments", "initiations", "mixed", "graphs", "sampler", "loop"
+    asked = "rates", "increments", "initiations", "mixed", "sampler", "loop"
     status, found = bench(tmp_path, *asked)
     printed = capsys.readouterr().out
     assert (status, found["failed"]) == (0, {})
@@ -72,7 +72,6 @@ def test_a_shape_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     for one in parts["increments"] + parts["initiations"]:
         assert one["share"] == pytest.approx(one["floor_seconds"] / one["seconds"])
     assert all(one["ratio"] > 0.0 for one in parts["mixed"])
-    assert parts["graphs"] == []
     assert {(one["kind"], one["batch"]) for one in parts["sampler"]} == {
         (kind, batch) for kind in [*KINDS, "a mix"] for batch in (3, 8)
     }
@@ -135,10 +134,8 @@ def test_a_format_needs_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_model_in_a_folder(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
-    status, found = bench(tmp_path, "single", "increments", "paper", "adapters", model=("--model", str(folder)))
+    status, found = bench(tmp_path, "single", "increments", "paper", model=("--model", str(folder)))
     assert (status, found["failed"]) == (0, {})
-    costs = found["parts"].pop("adapters")
-    assert [one["adapters of rank 16"] for one in costs] == [0, 1, 4, 16]
     measured = {one["name"]: one for part in found["parts"].values() for one in part}
     assert {
         "single",

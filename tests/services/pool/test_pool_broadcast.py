@@ -10,7 +10,7 @@ from services.errors import PoolUnavailable
 from services.live.frames import FRAMES, WATCHES, FrameBatch
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
-from services.pool.broadcast import Broadcast
+from services.pool.broadcast import Broadcast, _translated
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -175,3 +175,8 @@ async def test_schedulers_publish_while_they_are_asked_to(broadcasts):
     publishing.cancel()
     await asyncio.wait({publishing})
     await listener.close()
+
+
+def test_an_error_without_words_is_named():
+    with pytest.raises(PoolUnavailable, match="frames: TimeoutError"), _translated("frames"):
+        raise TimeoutError

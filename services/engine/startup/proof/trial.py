@@ -82,7 +82,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     found, block_size = [], choose_block_size(settings)
     with torch.inference_mode():
         found.append(compare(fast, stock, block_size, length, spec, device, prompts))
-        if settings.adapters and fast.adapters and stock.adapters:
+        if settings.adapters and fast.adapters:
             base = RandomTensors(config, kept, torch.device("cpu"), groups=weights.groups)
             for digest, rank in ADAPTERS.items():
                 adapter = _random_adapter(spec, base, shapes_of(model), min(rank, settings.max_lora_rank))

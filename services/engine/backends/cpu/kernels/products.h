@@ -303,8 +303,7 @@ void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
         share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
-    if (matrix.kind == WeightKind::FLOAT32 || matrix.kind == WeightKind::FLOAT32_THIRDS)
-        by(static_cast<const Share<float>*>(nullptr));
+    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const Share<float>*>(nullptr));
     if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Share<Paired>*>(nullptr));
     if (matrix.kind == WeightKind::INT8) by(static_cast<const Share<int8_t>*>(nullptr));
     if (matrix.kind == WeightKind::GROUPS) by(static_cast<const GroupShare*>(nullptr));
