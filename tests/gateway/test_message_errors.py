@@ -209,14 +209,6 @@ def test_both_headers_can_have_the_key(guarded: Stack, headers: dict[str, str], 
     assert httpx.get(guarded.url + "/v1/models", headers=headers).status_code == status
 
 
-def test_a_message_belongs_to_its_tenant(guarded: Stack) -> None:
-    alice = {"x-api-key": "key-of-alice", "Orca-Resumable": "true"}
-    stream = httpx.post(guarded.url + PATH, json=BODY | {"stream": True}, headers=alice)
-    path = "/v1/streams/" + stream.headers["orca-request"]
-    assert httpx.get(guarded.url + path, headers=alice).status_code == 200
-    assert httpx.get(guarded.url + path, headers={"x-api-key": "key-of-bob"}).status_code == 404
-
-
 # --- when nobody can take it ---------------------------------------------------------------------------------
 
 
