@@ -285,11 +285,6 @@ def test_lengths_have_their_own_code(http: httpx.Client) -> None:
     assert check_error(response, 400, "400 tokens")["code"] == "context_length_exceeded"
 
 
-def test_an_unknown_model_has_openai_s_code(http: httpx.Client) -> None:
-    response = http.post(COMPLETIONS, json={"prompt": "hi", "model": "gpt-17"})
-    assert check_error(response, 404, "gpt-17")["code"] == "model_not_found"
-
-
 def test_a_refusal_is_counted(http: httpx.Client) -> None:
     http.post(COMPLETIONS, json={"prompt": ""})
     for _ in range(30):

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from stack import NAME, Stack
+from stack import Stack
 from tiny_text import TEMPLATE
 
 from services.settings.settings import Settings
@@ -17,10 +17,6 @@ def samples(http: httpx.Client) -> dict[str, float]:
     page = http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     return {s.name: s.value for f in text_string_to_metric_families(page.text) for s in f.samples}
-
-
-def test_live(http: httpx.Client) -> None:
-    assert http.get("/health").status_code == 200
 
 
 def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -> None:
@@ -94,17 +90,6 @@ def test_token_strs_are_those_of_the_vocabulary(http: httpx.Client, stack: Stack
     assert made["token_strs"][-1] == "<eos>"
     for asked in (False, None):
         assert http.post("/tokenize", json={"prompt": text, "return_token_strs": asked}).json()["token_strs"] is None
-
-
-def test_tokenize_a_chat(http: httpx.Client) -> None:
-    body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
-    made = http.post("/tokenize", json=body).json()
-    text = http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"]
-    assert text == "<user>hi<eos><assistant>"
-    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
-    assert usage["prompt_tokens"] == made["count"]
-    short = http.post("/tokenize", json=body | {"add_generation_prompt": False}).json()
-    assert short["count"] == made["count"] - 1
 
 
 def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:
