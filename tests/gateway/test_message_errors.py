@@ -10,7 +10,6 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from clients import post, show_an_engine, wait_until
 from sse_client import read
 from stack import NAME, Stack
 
@@ -232,15 +231,3 @@ def test_the_client_retries(lonely: Stack) -> None:
             it.messages.create(model=NAME, messages=SAY, max_tokens=9)
         assert (error.value.status_code, error.value.type) == (529, "overloaded_error")
     assert tries == [529, 529]
-
-
-def test_a_full_pool(lonely: Stack) -> None:
-    lonely.call(show_an_engine(lonely))
-    first = post(lonely, {"prompt": "hello"})
-    wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 1)
-    with client_of(lonely, api_key="none") as client:
-        with pytest.raises(anthropic.RateLimitError) as error:
-            client.messages.create(model=NAME, messages=SAY, max_tokens=9)
-        assert error.value.type == "rate_limit_error"
-        assert int(error.value.response.headers["retry-after"]) >= 1
-    first.close()
