@@ -56,40 +56,6 @@ def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [Driver(engine).run([job])[0].output for job in jobs]
 
 
-def test_seeded_tokens_do_not_depend_on_batch_or_chunks(llama: Engine) -> None:
-    expected = alone(llama, seeded_jobs())
-    for seed in range(3):
-        assert [job.output for job in Driver(llama, random.Random(seed)).run(seeded_jobs())] == expected
-    assert len({token for output in expected for token in output}) > 20
-
-
-def test_recomputation_continues_with_the_same_tokens(llama: Engine) -> None:
-    """Released at any moment and sent again with its tokens, penalties and seeds included."""
-    expected = alone(llama, seeded_jobs())
-    rng = random.Random(5)
-    jobs = seeded_jobs()
-    driver = Driver(llama, rng)
-    while any(not job.done for job in jobs):
-        driver.iterate([job for job in jobs if not job.done])
-        for job in jobs:
-            if job.sent and rng.random() < 0.2:
-                driver.release(job)
-    assert [job.output for job in jobs] == expected
-
-
-def test_another_engine_continues_with_the_same_tokens(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
-    """After a crash: a new engine, a new epoch, prompt and tokens in one go."""
-    expected = alone(llama, seeded_jobs())
-    jobs = seeded_jobs()
-    driver = Driver(llama)
-    for _ in range(5):
-        driver.iterate([job for job in jobs if not job.done][:8])
-    for job in jobs:
-        job.sent, job.computed, job.blocks = False, 0, []
-    other = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", block_size=7, kv_blocks=64, threads=1))
-    assert [job.output for job in Driver(other).run(jobs)] == expected
-
-
 def test_another_epoch_is_refused_and_changes_nothing(llama: Engine) -> None:
     job = Job("a/0", [5, 6, 7], GREEDY)
     driver = Driver(llama)
