@@ -119,20 +119,21 @@ def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
         llama.run(Iteration("e", 1, {"a/0": 5}, [NewRequest("a/0", [5] * 5, 5, GREEDY)], {"a/0": [0]}))
 
 
-@pytest.mark.parametrize("fast_path", [True, False])
-def test_undefined_values_stay_with_their_request(tmp_path: Path, fast_path: bool) -> None:
-    """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request."""
+@pytest.mark.parametrize("path", [{}, {"fast_path": False}, {"kv_cache_dtype": "int8_per_token_head"}])
+def test_undefined_values_stay_with_their_request(tmp_path: Path, path: dict[str, Any]) -> None:
+    """A request with a token whose embedding is NaN or infinite fails alone, and its blocks harm no later request."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
-    settings = EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=16, threads=1)
+    settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1, **path)
     good = [[5, 6, 7], [8, 9, 10, 11, 12]]
     expected = alone(Engine.load(folder, settings), [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" in weights  # if it were tied to the embedding, every request would fail
     weights["model.embed_tokens.weight"][40] = torch.nan
+    weights["model.embed_tokens.weight"][41, 3] = torch.inf
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     engine = Engine.load(folder, settings)
     jobs = [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)]
-    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
+    bad = [Job(f"b{i}/0", [3, 40 + i % 2, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
     driver = Driver(engine, random.Random(1), max_batch=3)
     driver.run([*jobs[:1], *bad])
     driver.run(jobs[1:])
