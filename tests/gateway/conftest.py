@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from allowed_texts import Grammar
-from clients import wait_until
 from stack import Server, Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from gateway.model import ServedModel
 from services.models import ModelInfo

@@ -16,13 +16,13 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
 from stack import NAME, Server, Stack
 from test_several_models import Both
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
+from waiting import wait_until
 
 from cli import models, status
 from gateway.http.headers import Caller

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from clients import get, post, show_an_engine, wait_until
+from clients import get, post, show_an_engine
 from stack import Server, Stack
+from waiting import wait_until
 
 from services.settings.constants import Constants
 from services.settings.settings import Settings

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 from batch_client import create, slow, until
-from clients import wait_until
 from sse_client import RESUMABLE, chunks, first, read, rest
 from stack import Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from gateway.gateway import ModelPools, load_models
 from services.adapters.registry import Adapter, Registry

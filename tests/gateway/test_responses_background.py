@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from clients import wait_until
 from stack import NAME, Stack
+from waiting import wait_until
 
 from services.pool.pool import RequestPool
 from services.settings.constants import Constants

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from stack import Stack
 from tiny_text import TEMPLATE
+from waiting import wait_until
 
 from services.settings.settings import Settings
 

@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import DONE, RESUMABLE, Event, first, rest
 from stack import Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from cli import status
 from gateway.gateway import ModelPools

@@ -13,10 +13,11 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import show_an_engine, wait_until
+from clients import show_an_engine
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import DONE, RESUMABLE, Event, completion_text, first, rest
 from stack import NAME, Server, Stack
+from waiting import wait_until
 
 from cli import status
 from services.pool.shards import ShardState, Slots, shard_of, slot_of
