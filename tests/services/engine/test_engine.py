@@ -56,6 +56,21 @@ def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [Driver(engine).run([job])[0].output for job in jobs]
 
 
+def test_seeded_tokens_are_the_same_in_batches_interrupted_and_elsewhere(
+    llama: Engine, tiny_model: Callable[[str], Path]
+) -> None:
+    """Released at any moment and sent again with their tokens, penalties and seeds included; or after a crash to a new
+    engine, under a new epoch."""
+    expected = alone(llama, seeded_jobs())
+    other = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", block_size=7, kv_blocks=64, threads=1))
+    for seed in range(3):
+        rng = random.Random(seed)
+        interrupted = Driver(llama, rng).run_interrupted(seeded_jobs(), 0.2)
+        continued = Driver(other, rng).run(Driver(llama, rng).crash(seeded_jobs(), 12))
+        assert [job.output for job in interrupted] == [job.output for job in continued] == expected
+    assert len({token for output in expected for token in output}) > 20
+
+
 def test_another_epoch_is_refused_and_changes_nothing(llama: Engine) -> None:
     job = Job("a/0", [5, 6, 7], GREEDY)
     driver = Driver(llama)
