@@ -52,6 +52,16 @@ async def test_the_frames_of_two_requests() -> None:
     await stop(world, loop)
 
 
+@virtual
+async def test_nothing_is_recorded_while_nobody_watches() -> None:
+    world = World()
+    loop, recorder = await recorded(world)
+    recorder.watch(False)
+    await world.ended(await world.submit("a"))
+    assert recorder.take() is None
+    await stop(world, loop)
+
+
 class Broken(Observer):
     """Raises at the second iteration."""
 
