@@ -63,6 +63,17 @@ def test_min_tokens_holds_back_every_end() -> None:
     assert token(logits, row(min_tokens=2, ignore_eos=True)) == EOS
 
 
+def test_repetition_penalty_looks_at_prompt_and_output() -> None:
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[0, [1, 30, 31]] = torch.tensor([4.0, 3.9, 3.0])
+    assert token(logits, row(repetition_penalty=1.1)) == 30  # 1 is in the prompt: 4 / 1.1 = 3.64
+    assert token(logits, row(repetition_penalty=1.1, output=(30,))) == 1
+    assert token(logits, row(repetition_penalty=2.0, output=(30, 30))) == 31  # counted once: 1.95
+    negative = torch.full((1, VOCAB), -5.0)
+    negative[0, [1, 30]] = torch.tensor([-1.0, -1.5])
+    assert token(negative, row(repetition_penalty=2.0)) == 30  # -1 * 2
+
+
 def test_presence_and_frequency_look_at_the_output_alone() -> None:
     logits = torch.full((1, VOCAB), -5.0)
     logits[0, [1, 30]] = torch.tensor([4.0, 3.0])
