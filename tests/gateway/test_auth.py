@@ -30,9 +30,8 @@ def guarded(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def client(guarded: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=guarded.url, timeout=20) as client:
-        yield client
+def client(guarded: Stack) -> httpx.Client:
+    return guarded.http
 
 
 @pytest.mark.parametrize("header", [None, "key-of-alice", "Bearer", "Bearer other", "Basic key-of-alice"])

@@ -27,10 +27,8 @@ def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -
 
 def test_the_length_is_the_servers(redis_url: str, tiny_folder: Path) -> None:
     """Not the model's, which is 512."""
-    with (
-        Stack(redis_url, "shorter", tiny_folder, Settings(max_model_len=128)) as stack,
-        httpx.Client(base_url=stack.url) as http,
-    ):
+    with Stack(redis_url, "shorter", tiny_folder, Settings(max_model_len=128)) as stack:
+        http = stack.http
         (listed,), one = http.get("/v1/models").json()["data"], http.get("/v1/models/tiny").json()
         tokens = http.post("/tokenize", json={"prompt": "hello"}).json()
         assert [each["max_model_len"] for each in (listed, one, tokens)] == [128] * 3
@@ -49,10 +47,8 @@ def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
         "vllm:request_max_num_generation_tokens_sum": 7,
         "vllm:generation_tokens_total": 7,
     }
-    with (
-        Stack(redis_url, "counted", tiny_folder, Settings()) as stack,
-        httpx.Client(base_url=stack.url) as http,
-    ):
+    with Stack(redis_url, "counted", tiny_folder, Settings()) as stack:
+        http = stack.http
         assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 7}).status_code == 200
         wait_until(lambda: counted.items() <= samples(http).items())
         assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "priority": 3}).status_code == 200

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from stack import NAME, Stack
 from tiny_text import make_folder
@@ -226,10 +225,8 @@ def test_calls_and_results_are_in_every_prompt(redis_url: str, tmp_path: Path, t
         {"role": "assistant", "content": [block]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
     ]
-    with (
-        Stack(redis_url, "histories", folder_of(tmp_path, template), Settings(), engine=False) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
+    with Stack(redis_url, "histories", folder_of(tmp_path, template), Settings(), engine=False) as stack:
+        client = stack.http
         for tools in ([], [{"name": "weather"}]):
             of_chat = [tool(each) for each in tools]
             asked = [{"messages": [*SAY, *turn], "tools": of_chat} for turn in turns]
