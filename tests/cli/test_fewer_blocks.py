@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import redis
+from waiting import wait_until
 
 from load.reference.pool import RETURN_TIME
 from load.server import OrcaServer
@@ -29,8 +29,7 @@ def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: 
         made = httpx.post(f"{server.url}/v1/responses", json=body, headers=A, timeout=PATIENCE)
         made.raise_for_status()
         path = f"/v1/responses/{made.json()['id']}"
-        while response(server, path)["status"] == "queued":
-            time.sleep(0.05)
+        wait_until(lambda: response(server, path)["status"] != "queued")
         server.kill_all()  # a server that stops would compute the rest meanwhile
     with OrcaServer(tmp_path, *FLAGS, *KEYS, "--kv-blocks", "100", port=server.port) as server:
         model = httpx.get(f"{server.url}/v1/models", headers=B, timeout=PATIENCE).json()["data"][0]["id"]
@@ -40,7 +39,8 @@ def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: 
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 8
         age_dead_seats(server)
-        ended = until_ended(server, path)
+        wait_until(lambda: response(server, path)["status"] not in ("queued", "in_progress"))
+        ended = response(server, path)
         assert ended["status"] == "failed"
         assert "more KV blocks, than any engine has" in ended["error"]["message"]
 
@@ -58,17 +58,6 @@ def age_dead_seats(server: OrcaServer) -> None:
     """
     with redis.Redis(unix_socket_path=str(server.pool_dir / "server.sock")) as client:
         (seats,) = client.keys("*:seats")
-        end = time.monotonic() + PATIENCE
-        while not (dead := client.zrangebyscore(seats, "-inf", "(inf")):
-            assert time.monotonic() < end, client.zrange(seats, 0, -1, withscores=True)
-            time.sleep(0.1)
-        for seat in dead:
+        wait_until(lambda: client.zrangebyscore(seats, "-inf", "(inf"))
+        for seat in client.zrangebyscore(seats, "-inf", "(inf"):
             client.zincrby(seats, -RETURN_TIME * 1e6, seat)
-
-
-def until_ended(server: OrcaServer, path: str) -> dict[str, Any]:
-    end = time.monotonic() + PATIENCE
-    while (found := response(server, path))["status"] in ("queued", "in_progress"):
-        assert time.monotonic() < end, found
-        time.sleep(0.1)
-    return found

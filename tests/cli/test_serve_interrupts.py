@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny_model
+from waiting import wait_until
 
 from load.gguf_files import write_gguf
 from load.server import OrcaServer, free_port
@@ -78,16 +78,12 @@ def test_what_a_start_waits_for_ends_with_it(tmp_path: Path, monkeypatch: pytest
         flags = [str(file), "--cache-dir", str(tmp_path / "cache")]
     server = OrcaServer(tmp_path, *flags)
     try:
-        end = time.monotonic() + PATIENCE
-        while not any(waits_for in title for title in titles(server).values()):
-            assert time.monotonic() < end, server.lines
-            time.sleep(0.01)
+        wait_until(lambda: any(waits_for in title for title in titles(server).values()), PATIENCE)
         left = titles(server)
         server.process.terminate()
         assert server.process.wait(PATIENCE) == 0
-        while still := [title for pid, title in left.items() if Path(f"/proc/{pid}").exists()]:
-            assert time.monotonic() < end, still  # whoever inherits a killed process takes a moment to bury it
-            time.sleep(0.01)
+        # whoever inherits a killed process takes a moment to bury it
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     finally:
         if server.process.poll() is None:
             server.kill_all()

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+import waiting
 from openai import OpenAI
 
 from load.server import OrcaServer
@@ -40,6 +42,7 @@ CONSTANTS = {"grace": 600.0}
 LENGTH = 4000  # tokens; more than a second
 LONG = 2 * LENGTH  # of streams beside which something else happens before or while a process dies
 PATIENCE = 120.0  # seconds
+wait_until = partial(waiting.wait_until, seconds=PATIENCE)
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
 ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"
@@ -177,13 +180,6 @@ def undisturbed(answer_id: str, length: int) -> list[int]:
     results = [engine.run(Iteration("", 0, {sequence: len(PROMPT)}, new))]
     results += [engine.run(Iteration("", step, {sequence: 1})) for step in range(1, length)]
     return [result.tokens[sequence] for result in results]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"not within {PATIENCE} s"
-        time.sleep(0.05)
 
 
 def kill(pids: list[int]) -> None:

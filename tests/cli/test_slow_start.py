@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from load.processes import title_of
 from load.server import OrcaServer
@@ -27,11 +28,8 @@ def managers(server: OrcaServer) -> list[int]:
 def test_a_proxy_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     server = OrcaServer(tmp_path, "--null-engine", "--gateways", "1")
     try:
-        end = time.monotonic() + PATIENCE
-        while not (started := managers(server)):
-            assert time.monotonic() < end, f"no {MANAGER} within {PATIENCE} s"
-            time.sleep(0.05)
-        (manager,) = started
+        wait_until(lambda: managers(server), PATIENCE)
+        (manager,) = managers(server)
         os.kill(manager, signal.SIGSTOP)
         time.sleep(SLOW)
         assert managers(server) == [manager]

@@ -6,11 +6,11 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from load.server import OrcaServer
 
@@ -23,13 +23,6 @@ SCHEDULER = "ray::ServeReplica:orca:scheduler"
 
 
 PATIENCE = 60.0  # seconds
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"not within {PATIENCE} s"
-        time.sleep(0.05)
 
 
 def stream(server: OrcaServer, body: dict[str, object], at_first: Callable[[], None] = lambda: None) -> list[int]:

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 
 from load.server import ROOT, OrcaServer
@@ -39,32 +37,11 @@ def test_orca_status_shows_what_runs(server: OrcaServer) -> None:
     assert "engines" in done.stdout
 
 
-def test_the_openai_client_streams(server: OrcaServer) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-    stream = client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert "Paris" in text
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 1
-
-
 def test_the_message_without_a_server() -> None:
     command = [sys.executable, "-m", "cli", "chat", "--url", "http://127.0.0.1:9", "hello"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "orca serve" in done.stderr
-
-
-def test_live_and_ready(server: OrcaServer) -> None:
-    assert httpx.get(server.url + "/health").status_code == 200
-    assert httpx.get(server.url + "/ready").status_code == 200
 
 
 def test_all_kinds_of_locust_users_get_whole_answers(server: OrcaServer, tmp_path: Path) -> None:

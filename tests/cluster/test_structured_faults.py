@@ -84,13 +84,6 @@ class Said:
             assert (self.arguments, self.called, self.end) == ("", [], "stop")
 
 
-def said(events: list[Event]) -> Said:
-    whole = Said()
-    for event in events:
-        whole.add(event)
-    return whole
-
-
 class Stream:
     """A stream that resumes after the last event when its connection breaks, until its end."""
 
@@ -183,21 +176,6 @@ def test_documents_and_calls_go_on_when_engine_scheduler_and_gateways_die(
     for kind, stream in streams.items():
         stream.said.check(kind)
         assert stream.said == undisturbed[kind].said
-
-
-@pytest.mark.parametrize("kind", BODIES)
-def test_a_stream_resumed_at_any_event_brings_the_rest(
-    server: OrcaServer, undisturbed: dict[str, Stream], kind: str
-) -> None:
-    """At any gateway: the connections go to both in turn, and neither holds the answer any longer."""
-    events = undisturbed[kind].events
-    request = events[0].id.partition(":")[0]
-    assert len({event.id for event in events}) == len(events)
-    for place, event in enumerate(events):
-        reply = httpx.get(f"{server.url}/v1/streams/{request}", headers={"Last-Event-ID": event.id}, timeout=PATIENCE)
-        *rest, done = read(reply)
-        assert done.data == "[DONE]"
-        assert said([*events[: place + 1], *rest]) == undisturbed[kind].said
 
 
 def engine(server: OrcaServer) -> list[int]:

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable
 from typing import Any
 
 from stack import Stack
 
 from services.messages import Exchange, Room
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 async def show_an_engine(stack: Stack, **gauges: float) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from allowed_texts import Grammar
-from clients import wait_until
 from stack import Server, Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from gateway.model import ServedModel
 from services.models import ModelInfo
@@ -65,9 +65,8 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")  # a module can have a `stack` of its own
-def http(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        yield client
+def http(stack: Stack) -> httpx.Client:
+    return stack.http
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +78,8 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def other(stack: Stack) -> Iterator[httpx.Client]:
     """A second gateway on the same pool."""
-    with stack.second() as gateway, httpx.Client(base_url=gateway.url, timeout=20) as client:
-        yield client
+    with stack.second() as gateway:
+        yield gateway.http
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import uvicorn
 from echo_engine import EchoEngine
 
@@ -115,8 +116,8 @@ WEIGHTS = "gptq, 4 bits in groups of 32: all 2 quantized weights as stored, 7 MB
 
 
 class Stack(Background):
-    """`with Stack(...) as stack` serves at `stack.url`. Without `engine` no seat is acquired. `redis_url` may name
-    several shards; each has a seat then."""
+    """`with Stack(...) as stack` serves at `stack.url`, which `stack.http` asks. Without `engine` no seat is acquired.
+    `redis_url` may name several shards; each has a seat then."""
 
     def __init__(self, redis_url: str, pool_name: str, folder: Path, settings: Settings, engine: bool = True) -> None:
         super().__init__()
@@ -131,9 +132,11 @@ class Stack(Background):
 
     def __enter__(self) -> Stack:
         self._begin()
+        self.http = httpx.Client(base_url=self.url, timeout=20)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.http.close()
         self._server.should_exit = True
         self._end()
 

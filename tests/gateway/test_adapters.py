@@ -16,13 +16,13 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import RESUMABLE, read
 from stack import NAME, Server, Stack
 from test_several_models import Both
 from tiny_models import make_tiny_model
 from tiny_text import make_folder
+from waiting import wait_until
 
 from cli import models, status
 from gateway.http.headers import Caller
@@ -430,10 +430,8 @@ def test_files_that_cannot_be_removed_are_looked_at_again_later(stack: Stack, mo
 def test_each_pool_has_files_of_its_own(
     stack: Stack, http: httpx.Client, redis_url: str, folder: Path, settings: Settings
 ) -> None:
-    with (
-        Stack(redis_url, f"beside-{secrets.token_hex(4)}", folder, settings) as beside,
-        httpx.Client(base_url=beside.url, timeout=20) as client,
-    ):
+    with Stack(redis_url, f"beside-{secrets.token_hex(4)}", folder, settings) as beside:
+        client = beside.http
         ready(beside)
         for each in (http, client):
             assert load(each, "sql", "one").is_success
@@ -506,10 +504,8 @@ def test_it_is_refused_where_no_engine_serves_adapters(
 
 def test_without_enable_lora_there_are_none(redis_url: str, folder: Path, settings: Settings) -> None:
     own = Settings(operator_api_key=("operator",))
-    with (
-        Stack(redis_url, f"off-{secrets.token_hex(4)}", folder, own) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
+    with Stack(redis_url, f"off-{secrets.token_hex(4)}", folder, own) as stack:
+        client = stack.http
         assert "enable_lora" in error_of(load(client, "sql", "one"))[2]
         assert "enable_lora" in error_of(unload(client, "sql"))[2]
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from clients import wait_until
 from stack import NAME, Stack
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
+from waiting import wait_until
 
 from load.random_adapter import write_adapter
 from services.adapters.peft import LowRank, read

@@ -276,7 +276,9 @@ def test_an_idempotency_key_gives_the_same_answer(http: httpx.Client, other: htt
     assert api.streamed(data(events)) == made
     refused = http.post(api.path, json=api.body("ho", limit=8), headers=headers)
     assert refused.status_code == 400
-    assert "another request" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert "another request" in error["message"]
+    assert error.get("code", "idempotency_key_reused") == "idempotency_key_reused"
 
 
 # --- failures ----------------------------------------------------------------------------------------------

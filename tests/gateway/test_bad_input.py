@@ -39,9 +39,6 @@ COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "a mixed list of ids": ({"prompt": [1, "a"]}, 400, "prompt"),
     "booleans as ids": ({"prompt": [True, False]}, 400, "prompt"),
     "a fraction as id": ({"prompt": [1.5]}, 400, "prompt"),
-    "an id beyond the vocabulary": ({"prompt": [10_000_000]}, 400, "10000000"),
-    "an id just beyond the vocabulary": ({"prompt": [1, VOCAB := 278]}, 400, "278"),
-    "a negative id": ({"prompt": [-1]}, 400, "-1"),
     "an id beyond 64 bits": ({"prompt": [1, 1e30]}, 400, "prompt"),
     "2,049 prompts": ({"prompt": ["a"] * 2049}, 400, "2049"),
     "too many choices in all": ({"prompt": ["a"] * 1000, "n": 128}, 400, "128000"),
@@ -95,7 +92,6 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
         "messages[0].content",
     ),
     "a tool call": ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400, "tool_calls"),
-    "what the template refuses": ({"messages": [{"role": "user", "content": "refuse me"}]}, 400, "refuses"),
     "max_tokens 0": ({"max_tokens": 0}, 400, "max_tokens"),
     "echo": ({"echo": True}, 400, "echo"),
     "log probabilities of output": ({"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 150}, 400, "403200"),
@@ -155,8 +151,6 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "a long bad word": ({"bad_words": ["é" * 129]}, 400, "258"),
     "no token is left at first": ({"allowed_token_ids": [2], "stop_token_ids": [2], "min_tokens": 1}, 400, "no token"),
     "allowed_token_ids empty": ({"allowed_token_ids": []}, 400, "allowed_token_ids"),
-    "allowed_token_ids beyond the vocabulary": ({"allowed_token_ids": [3, VOCAB]}, 400, "278"),
-    "allowed_token_ids negative": ({"allowed_token_ids": [-1]}, 400, "allowed_token_ids[0]"),
     "16,385 allowed_token_ids": ({"allowed_token_ids": [1] * 16_385}, 400, "16384"),
     "truncate_prompt_tokens 0": ({"truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
     "truncate_prompt_tokens -2": ({"truncate_prompt_tokens": -2}, 400, "-2"),
@@ -193,12 +187,9 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "an empty stop string": ({"stop": ""}, 400, "stop"),
     "an endless stop string": ({"stop": "a" * 2000}, 400, "2000"),
     "a number as stop": ({"stop": [1]}, 400, "stop"),
-    "a stop token beyond the vocabulary": ({"stop_token_ids": [10**6]}, 400, "stop_token_ids"),
-    "a negative stop token": ({"stop_token_ids": [-1]}, 400, "stop_token_ids"),
     "too many stop tokens": ({"stop_token_ids": [1] * 129}, 400, "stop_token_ids"),
     "logit_bias a list": ({"logit_bias": [1]}, 400, "logit_bias"),
     "logit_bias of no token": ({"logit_bias": {"aardvark": 1}}, 400, "'aardvark'"),
-    "logit_bias beyond the vocabulary": ({"logit_bias": {"1000000": 1}}, 400, "logit_bias"),
     "logit_bias 101": ({"logit_bias": {"5": 101}}, 400, "got 101"),
     "logit_bias a text": ({"logit_bias": {"5": "1"}}, 400, "logit_bias"),
     "logit_bias of 1,025 tokens": ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "1025"),
@@ -224,7 +215,6 @@ OTHER: dict[str, tuple[str, str, Any, int, str]] = {
     "tokenize nothing": ("POST", "/tokenize", {}, 400, "prompt"),
     "tokenize both": ("POST", "/tokenize", {"prompt": "a", "messages": MESSAGES}, 400, "prompt"),
     "tokenize for another model": ("POST", "/tokenize", {"prompt": "a", "model": "x"}, 404, "x"),
-    "detokenize beyond the vocabulary": ("POST", "/detokenize", {"tokens": [10**7]}, 400, "10000000"),
     "detokenize text": ("POST", "/detokenize", {"tokens": ["a"]}, 400, "tokens[0]"),
 }
 
@@ -283,11 +273,6 @@ def test_lengths_have_their_own_code(http: httpx.Client) -> None:
     assert check_error(response, 400, "512")["code"] == "context_length_exceeded"
     response = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 400})
     assert check_error(response, 400, "400 tokens")["code"] == "context_length_exceeded"
-
-
-def test_an_unknown_model_has_openai_s_code(http: httpx.Client) -> None:
-    response = http.post(COMPLETIONS, json={"prompt": "hi", "model": "gpt-17"})
-    assert check_error(response, 404, "gpt-17")["code"] == "model_not_found"
 
 
 def test_a_refusal_is_counted(http: httpx.Client) -> None:

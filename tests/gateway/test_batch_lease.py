@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from clients import wait_until
 from stack import Server, Stack
+from waiting import wait_until
 
 from gateway.batches.lease import BatchLease
 from services.errors import PoolUnavailable

@@ -14,8 +14,8 @@ import msgpack
 import openai
 import pytest
 from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
-from clients import wait_until
 from stack import Stack
+from waiting import wait_until
 
 from gateway.batches import run, runner
 from gateway.errors import ApiError

@@ -11,8 +11,8 @@ import openai
 import openai_document
 import pytest
 from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, jsonl, line, slow, until
-from clients import wait_until
 from stack import Stack
+from waiting import wait_until
 
 from gateway.batches import run, runner
 from gateway.errors import ApiError, Kind

@@ -17,8 +17,8 @@ from test_parsers import read
 from test_tool_grammars import TABLES, accepts, calls_of, drawn, grammar, tokens_of
 
 from gateway.answer.parameter_types import types_of
-from gateway.answer.parsers.formats import CALL_FORMATS
-from gateway.answer.parsers.registry import make_parser
+from gateway.answer.parsers.formats import CALL_FORMATS, REASONING_FORMATS
+from gateway.answer.parsers.registry import REASONING_PARSERS, make_parser
 from gateway.answer.parts import CALL, TEXT, Parser, Part
 from gateway.grammars.tools import tool_rule
 from gateway.tools import Tool, ToolChoice, ToolUse
@@ -138,52 +138,60 @@ def test_calls_that_are_free_are_read(name: str) -> None:
         assert all(part.name == "weather" for part in parts if part.kind is CALL)
 
 
-BITS = sorted({mark for form in CALL_FORMATS.values() for mark in form.marks})
+BITS = sorted({mark for form in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in form.marks})
 BITS += ["weather", "now", "<function=", "<parameter=city>", "<parameter=days>", "</function>", '<invoke name="', '">']
 BITS += [
     "functools",
     "functions.",
     "call:",
     ":0",
-    "(",
-    ")",
-    "[",
-    "]",
-    "{",
-    "}",
-    "'",
-    '"',
-    "\\",
+    *"()[]{}'\"\\=,:; \n<",
     "\\u00e9",
-    "=",
-    ",",
-    ":",
+    '"\\ud83d',
+    "null}",
+    "|>",
+    "```json\n",
 ]
-BITS += ["city", "2", "true", "None", '{"name": "now", "arguments": {}}', " ", "\n", "né", "🐳", "<", "|>", "```json\n"]
+BITS += ["city", "2", "true", "None", '{"name": "now", "arguments": {}}', '{"name": "a", "arguments": ', "né", "🐳"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from([*FORMATS, "openai"]),
+    reasoning=st.sampled_from([*REASONING_PARSERS, ""]),
+    open=st.booleans(),
     bits=st.lists(st.sampled_from(BITS), max_size=14),
     recorded=st.booleans(),
     data=st.data(),
 )
-def test_any_cut_gives_the_same(name: str, bits: list[str], recorded: bool, data: st.DataObject) -> None:
+def test_any_cut_gives_the_same(
+    name: str, reasoning: str, open: bool, bits: list[str], recorded: bool, data: st.DataObject
+) -> None:
     text = "".join(bits)
     if recorded and name in CALLS:  # damaged somewhere
         base, place = CALLS[name].text, data.draw(st.integers(0, len(CALLS[name].text)))
         text = base[:place] + text + base[place + data.draw(st.integers(0, 8)) :]
-    whole = read(parser(name), text)
+
+    def parser() -> Parser:
+        made = make_parser(name, reasoning, open, True, TYPES)
+        assert made is not None
+        return made
+
+    whole = read(parser(), text)
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
-    assert read(parser(name), *(text[a:b] for a, b in pairwise(cuts))) == whole
-    assert read(parser(name), *text) == whole
+    assert read(parser(), *(text[a:b] for a, b in pairwise(cuts))) == whole
+    assert read(parser(), *text) == whole
     calls = [part for part in whole if part.kind is CALL]
     assert [part.call for part in calls] == list(range(len(calls)))
     assert all(part.name for part in calls)
     assert 3 * len(whole) <= 3 + len(text), "the numbers of pieces rely on it"
     for part in whole:
         part.text.encode()
+    kept = iter("".join(text.split()))
+    told = "".join("".join(part.text for part in whole if part.kind is not CALL).split())
+    assert all(character in kept for character in told), "content and reasoning are in the text, in this order"
+    if not calls and not reasoning and name != "openai":
+        assert "".join(part.text for part in whole).strip() == text.strip()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import openai_document
 import pytest
 from echo_engine import WRITE
 from parsed_lives import ARGUMENTS, CALL
-from sse_client import RESUMABLE, read
 from stack import NAME, Stack
 from test_tool_requests import TEMPLATE, folder_of
 
@@ -100,27 +99,6 @@ def test_a_call_with_half_of_a_surrogate_pair_is_the_next_turn_s_input(client: o
     assert carried.output_text == given.output_text == "ok"
 
 
-def test_a_response_resumed_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
-    body = {"input": WRITTEN, "tools": TOOLS, "stream": True}
-    whole = [event.json() for event in read(http.post(PATH, json=body, headers=RESUMABLE))]
-    id = whole[0]["response"]["id"]
-    for index in range(0, len(whole) - 1, 7):
-        after = whole[index]["sequence_number"]
-        rest = read(other.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": after}))
-        assert joined([*whole[: index + 1], *[event.json() for event in rest]]) == joined(whole)
-
-
-def joined(events: list[Any]) -> list[Any]:
-    """The events, those of one kind's deltas joined to one."""
-    made: list[Any] = []
-    for event in events:
-        if "delta" in event and made and made[-1].get("type") == event["type"] and "delta" in made[-1]:
-            made[-1] = made[-1] | {"delta": made[-1]["delta"] + event["delta"]}
-        else:
-            made.append({name: event[name] for name in event if "delta" not in event or name != "sequence_number"})
-    return made
-
-
 # --- messages ------------------------------------------------------------------------------------------------
 
 
@@ -148,25 +126,3 @@ def test_a_message_and_its_stream(stack: Stack) -> None:
         turns: Any = [*say, {"role": "assistant", "content": made.content}, {"role": "user", "content": result}]
         after = client.messages.create(model=NAME, max_tokens=9, messages=turns, tools=BLOCK_TOOLS)
         assert after.content[0].text == "ok"  # type: ignore[union-attr]
-
-
-def test_a_message_resumed_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
-    say = [{"role": "user", "content": WRITTEN}]
-    body = {"messages": say, "tools": BLOCK_TOOLS, "max_tokens": 120, "stream": True}
-    whole = read(http.post("/v1/messages", json=body, headers=RESUMABLE))
-    id = whole[0].json()["message"]["id"]
-    for index in range(0, len(whole) - 1, 7):
-        rest = read(other.get(f"/v1/streams/{id}", headers={"Last-Event-ID": whole[index].id or ""}))
-        assert blocks([*whole[: index + 1], *rest]) == blocks(whole)
-
-
-def blocks(events: list[Any]) -> list[Any]:
-    made: list[Any] = []
-    for event in [event.json() for event in events]:
-        delta = event.get("delta", {})
-        kind = delta.get("type", "")
-        if kind and made and made[-1][0] == kind:
-            made[-1] = (kind, made[-1][1] + list(delta.values())[1])
-        else:
-            made.append((kind, list(delta.values())[1]) if kind else ("", event))
-    return made

@@ -26,11 +26,8 @@ KEY = {"Authorization": "Bearer key-of-alice"}
 @pytest.fixture(scope="module")
 def opened(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
     settings = Settings(allowed_origins=[PAGE], api_keys={"key-of-alice": "alice"})
-    with (
-        Stack(redis_url, "opened", tiny_folder, settings) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
-        yield client
+    with Stack(redis_url, "opened", tiny_folder, settings) as stack:
+        yield stack.http
 
 
 def allowed(response: httpx.Response) -> str | None:

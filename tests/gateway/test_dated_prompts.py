@@ -135,10 +135,8 @@ def test_a_gateway_with_other_defaults_follows_a_request_and_does_not_continue_i
     http: httpx.Client, stack: Stack, redis_url: str, folder: Path
 ) -> None:
     settings = Settings(override_generation_config={"temperature": 0.5})
-    with (
-        Stack(redis_url, "dated", folder, settings, engine=False) as later,
-        httpx.Client(base_url=later.url, timeout=20) as others,
-    ):
+    with Stack(redis_url, "dated", folder, settings, engine=False) as later:
+        others = later.http
         said = begun(http, "defaults")
         whole = read(ask(others, "defaults"))
         check_day(whole, 1)

@@ -11,8 +11,9 @@ import anthropic
 import httpx
 import openai
 import pytest
-from clients import show_an_engine, wait_until
+from clients import show_an_engine
 from stack import NAME, Stack
+from waiting import wait_until
 
 from gateway.http.headers import MAX_TIMEOUT
 from services.settings.settings import Settings

@@ -58,9 +58,8 @@ def embedder(vectors: VectorStack) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def posts(vectors: VectorStack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=vectors.url, timeout=20) as client:
-        yield client
+def posts(vectors: VectorStack) -> httpx.Client:
+    return vectors.http
 
 
 def embed(client: openai.OpenAI, input: Any, **more: Any) -> list[np.ndarray[Any, Any]]:

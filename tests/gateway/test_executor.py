@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import httpx
 import orjson
 import pytest
-from clients import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from stack import Stack
+from waiting import wait_until
 
 from gateway import executor as executor_module
 from gateway import model as model_module

@@ -12,8 +12,8 @@ import httpx
 import openai
 import openai_document
 import pytest
-from clients import wait_until
 from stack import Stack
+from waiting import wait_until
 
 from gateway.files import store
 

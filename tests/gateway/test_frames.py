@@ -5,37 +5,13 @@ from __future__ import annotations
 import json
 
 import openai_document
-import pytest
-from frames import PIECES, REQUEST, STOPS, answer, events_of, read, said
-from hypothesis import given
-from hypothesis import strategies as st
+from frames import REQUEST, answer, events_of, read
 
 from gateway.answer.plan import AnswerKind
-from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.openai.events import ChunkWriter
 from services.messages import End, TokenEvent
-from services.pool.scripts import TIMEOUT
 from services.requests import FinishReason
-
-
-@given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), data=st.data())
-def test_any_grouping_gives_the_same_text(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
-    text = "".join(pieces)
-    events = events_of(model, 0, model.tokenizer.encode(text))
-    at_once = ChunkWriter(answer(model), with_ids=True).write(events)
-    grouped, writer = b"", ChunkWriter(answer(model), with_ids=True)
-    while events:
-        size = data.draw(st.integers(1, len(events)))
-        grouped, events = grouped + writer.write(events[:size]), events[size:]
-    assert writer.done
-    (ids, chunks), (ids_at_once, chunks_at_once) = read(grouped), read(at_once)
-    ends = [text.find(stop) for stop in STOPS if stop in text]
-    assert said(chunks) == said(chunks_at_once)
-    assert said(chunks) == text or any(said(chunks) == text[:end] for end in ends)
-    assert not any(stop in said(chunks) for stop in STOPS)
-    assert ids[-1] == ids_at_once[-1]
-    assert chunks[-1]["choices"][0]["finish_reason"] == ("stop" if ends else "length")
 
 
 def indices(frames: bytes) -> list[bytes]:
@@ -84,21 +60,6 @@ def test_cached_tokens_are_those_of_the_first_choice(model: ServedModel) -> None
     _, chunks = read(ChunkWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
     assert chunks[-1]["usage"] == usage
     openai_document.check("CompletionUsage", usage)
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        (End(FinishReason.ERROR, error="boom"), "generation_failed"),
-        (End(FinishReason.CANCELLED), "request_cancelled"),
-        (TIMEOUT, "queue_timeout"),
-    ],
-)
-def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code: str) -> None:
-    writer = ChunkWriter(answer(model), with_ids=True)
-    with pytest.raises(ApiError) as error:
-        writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=end)])
-    assert error.value.body()["error"]["code"] == code
 
 
 def test_text_before_a_failure_is_sent_before_it(model: ServedModel) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lives import CACHED, ID, grouped
-from parsed_lives import ARGUMENTS, CALL, STOP, Event, ParsedLife, answers, is_json, numbers, object_of, told
+from parsed_lives import ARGUMENTS, CALL, Event, ParsedLife, answers, is_json, numbers, object_of, told
 from pydantic import TypeAdapter
 
 from gateway.answer.plan import AnswerKind, Plan
@@ -35,8 +35,6 @@ RESPONSE = ResponseHead("resp_1", "tiny", 7, 5, "default", ECHO)
 MESSAGE = MessageHead("msg_1", "tiny", Plan(AnswerKind.MESSAGE, 7, "", 1, 1, prompt_tokens=5, max_new_tokens=300))
 TEXT = "<think>\nI né 🐳\n</think>\n\nhello " + CALL + CALL
 BOTH_CALLS = ParsedLife(TEXT)
-HELD = TEXT[TEXT.index("🐳") : TEXT.index("weather") + 30] + "☃"  # comes with one token: reasoning, text and a call
-AT_ONCE = ParsedLife(TEXT, (TEXT + STOP, SamplingParams(400, stop=(STOP, HELD)), None, 0))
 PLAIN = ParsedLife("hello world", ("hello world", SamplingParams(6), None, 0), parsed=False)
 OPENING = ["response.created", "response.in_progress"]
 FIELDS = {
@@ -164,16 +162,6 @@ def test_a_resumed_stream_has_the_rest(tokenizer: Tokenizer, api: Api, data: st.
     assert told(api.stream(tokenizer, life, grouped(data.draw, events))) == told(whole)
     for index in data.draw(st.sets(st.integers(0, last), max_size=4)) if last >= 0 else ():
         check_rest(whole, index, api.stream(tokenizer, life, grouped(data.draw, events), numbers(whole)[index]))
-
-
-@APIS
-@pytest.mark.parametrize("life", [BOTH_CALLS, AT_ONCE, PLAIN], ids=["token by token", "at once", "plain"])
-def test_resumed_after_every_event(tokenizer: Tokenizer, api: Api, life: ParsedLife) -> None:
-    """Within reasoning, within a call, and between the events of one token."""
-    events = life.events(tokenizer)
-    whole = api.stream(tokenizer, life, [[event] for event in events])
-    for index, number in enumerate(numbers(whole)):
-        check_rest(whole, index, api.stream(tokenizer, life, [events], number))
 
 
 def check_rest(whole: list[Event], index: int, rest: list[Event]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import pytest
 from sse_client import completion_text
 from stack import Server, Stack
+from waiting import wait_until
 
 from gateway.live import feed as feed_module
 from services.live import publisher
@@ -62,13 +62,6 @@ class Feed:
         self.until(lambda: len(self.ended) == requests)
 
 
-def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def subscribers(stack: Stack) -> int:
     return int(stack.call(stack.pool._server.command("PUBSUB", "NUMSUB", stack.pool._prefix + "live"))[1])
 
@@ -79,7 +72,7 @@ def opened(stack: Stack, headers: dict[str, str]) -> Iterator[Feed]:
     with httpx.stream("GET", f"{stack.url}/ui/feed", headers=headers, timeout=20) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-        wait(lambda: stack.recorder.watched and subscribers(stack))
+        wait_until(lambda: stack.recorder.watched and subscribers(stack))
         yield Feed(response)
 
 
@@ -121,8 +114,8 @@ def test_many_watchers_share_a_subscription_which_ends_with_the_last(
     monkeypatch.setattr(publisher, "WATCH_TTL", 1.2)
     with opened(served, ALICE), opened(served, ALICE), opened(served, BOB):
         assert subscribers(served) == 1
-    wait(lambda: not subscribers(served))
-    wait(lambda: not served.recorder.watched)
+    wait_until(lambda: not subscribers(served))
+    wait_until(lambda: not served.recorder.watched)
     complete(served, ALICE)
     assert served.recorder.take() is None
 
@@ -145,7 +138,7 @@ def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
         served.second() as second,
         httpx.stream("GET", f"{second.url}/ui/feed", headers=ALICE, timeout=20) as response,
     ):
-        wait(lambda: served.recorder.watched and subscribers(served))
+        wait_until(lambda: served.recorder.watched and subscribers(served))
         feed = Feed(response)
         complete(served, ALICE)
         feed.until_ended(1)
@@ -182,6 +175,6 @@ def test_an_outage_of_the_pool_interrupts_it(
         server.call(server.server.stop())
         server.call(server.server.start())
         assert completion_text([*begun, *lines]) == "SLOWabc " * 10
-        wait(lambda: stack.recorder.watched and subscribers(stack))
+        wait_until(lambda: stack.recorder.watched and subscribers(stack))
         id = complete(stack, {})
         feed.until(lambda: any(request["id"] == f"{id}/0" for request in feed.described.values()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,9 +14,8 @@ from services.settings.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def client(served: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=20) as client:
-        yield client
+def client(served: Stack) -> httpx.Client:
+    return served.http
 
 
 def test_it_needs_no_key(client: httpx.Client) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import openai_document
 import pytest
-from sse_client import DONE, read
 from stack import NAME, Stack
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -42,10 +40,6 @@ def test_zero_is_the_sampled_token_alone(http: httpx.Client) -> None:
     assert logprobs["top_logprobs"][0] == {"a": -0.5}
 
 
-def test_none_unless_requested(http: httpx.Client) -> None:
-    assert http.post("/v1/completions", json=BODY).json()["choices"][0]["logprobs"] is None
-
-
 def test_chat(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 3}
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
@@ -59,32 +53,12 @@ def test_chat(http: httpx.Client) -> None:
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-IDS = [5, 9, 12, 40]  # "&", "*", "-", "I": tokens of the tiny model, one character each
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:
     response = http.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def streamed(http: httpx.Client, **body: Any) -> list[Any]:
-    """The chunks of a stream."""
-    *events, done = read(http.post(COMPLETIONS, json=body | {"stream": True}))
-    assert done == DONE
-    return [event.json() for event in events]
-
-
-def joined(chunks: list[Any], index: int) -> dict[str, Any]:
-    """A choice put together from its chunks."""
-    whole: dict[str, Any] = {"text": "", "logprobs": None, "finish_reason": None}
-    for choice in (c for chunk in chunks for c in chunk["choices"] if c["index"] == index):
-        whole["text"] += choice["text"]
-        whole["finish_reason"] = choice["finish_reason"] or whole["finish_reason"]
-        if choice["logprobs"]:
-            before = whole["logprobs"] or {name: [] for name in choice["logprobs"]}
-            whole["logprobs"] = {name: before[name] + values for name, values in choice["logprobs"].items()}
-    return whole
 
 
 def test_the_text_begins_with_the_prompt(http: httpx.Client) -> None:
@@ -130,24 +104,6 @@ def test_log_probabilities_begin_with_the_prompt_s(http: httpx.Client, stack: St
 def test_zero_likeliest_is_the_token_itself(http: httpx.Client) -> None:
     told = post(http, COMPLETIONS, prompt="hello", max_tokens=1, echo=True, logprobs=0)["choices"][0]["logprobs"]
     assert told["top_logprobs"] == [None, {"hello": -0.5}]
-
-
-@pytest.mark.parametrize("most", [0, 1, 5])
-@pytest.mark.parametrize("logprobs", [None, 2])
-@pytest.mark.parametrize("prompt", [["hello né", "b"], [IDS, [260, 7]]], ids=["texts", "ids"])
-def test_a_stream_equals_the_whole_answer(http: httpx.Client, prompt: Any, logprobs: int | None, most: int) -> None:
-    body = {"prompt": prompt, "n": 2, "max_tokens": most, "echo": True, "logprobs": logprobs}
-    whole = post(http, COMPLETIONS, **body)
-    chunks = streamed(http, **body, stream_options={"include_usage": True})
-    assert len(whole["choices"]) == 4
-    for choice in whole["choices"]:
-        said = {name: choice[name] for name in ("text", "logprobs", "finish_reason")}
-        assert joined(chunks, choice["index"]) == said
-        first = next(c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"])
-        echoed = prompt[choice["index"] // 2]
-        assert first["text"].startswith(echoed if isinstance(echoed, str) else choice["text"][:2])
-    assert chunks[-1]["usage"] == whole["usage"]
-    assert whole["usage"]["completion_tokens"] == 4 * most
 
 
 def test_special_tokens_of_a_prompt_are_spelled_out(http: httpx.Client, stack: Stack) -> None:
@@ -238,13 +194,3 @@ def test_a_prompt_of_one_token(http: httpx.Client) -> None:
     (choice,) = post(http, COMPLETIONS, **body)["choices"]
     assert choice["prompt_logprobs"] == [None]
     assert choice["logprobs"] == {"tokens": ["I"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
-
-
-def test_the_official_client(stack: Stack) -> None:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        answer = client.completions.create(model=NAME, prompt="hello world", max_tokens=0, echo=True, logprobs=2)
-        assert answer.choices[0].text == "hello world"
-        assert answer.choices[0].logprobs is not None
-        assert answer.choices[0].logprobs.tokens == ["hello", " world"]
-        chunks = list(client.completions.create(model=NAME, prompt="hello", max_tokens=3, echo=True, stream=True))
-        assert "".join(chunk.choices[0].text for chunk in chunks) == "hello" * 4

@@ -10,7 +10,6 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from clients import post, show_an_engine, wait_until
 from sse_client import read
 from stack import NAME, Stack
 
@@ -209,14 +208,6 @@ def test_both_headers_can_have_the_key(guarded: Stack, headers: dict[str, str], 
     assert httpx.get(guarded.url + "/v1/models", headers=headers).status_code == status
 
 
-def test_a_message_belongs_to_its_tenant(guarded: Stack) -> None:
-    alice = {"x-api-key": "key-of-alice", "Orca-Resumable": "true"}
-    stream = httpx.post(guarded.url + PATH, json=BODY | {"stream": True}, headers=alice)
-    path = "/v1/streams/" + stream.headers["orca-request"]
-    assert httpx.get(guarded.url + path, headers=alice).status_code == 200
-    assert httpx.get(guarded.url + path, headers={"x-api-key": "key-of-bob"}).status_code == 404
-
-
 # --- when nobody can take it ---------------------------------------------------------------------------------
 
 
@@ -240,15 +231,3 @@ def test_the_client_retries(lonely: Stack) -> None:
             it.messages.create(model=NAME, messages=SAY, max_tokens=9)
         assert (error.value.status_code, error.value.type) == (529, "overloaded_error")
     assert tries == [529, 529]
-
-
-def test_a_full_pool(lonely: Stack) -> None:
-    lonely.call(show_an_engine(lonely))
-    first = post(lonely, {"prompt": "hello"})
-    wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 1)
-    with client_of(lonely, api_key="none") as client:
-        with pytest.raises(anthropic.RateLimitError) as error:
-            client.messages.create(model=NAME, messages=SAY, max_tokens=9)
-        assert error.value.type == "rate_limit_error"
-        assert int(error.value.response.headers["retry-after"]) >= 1
-    first.close()

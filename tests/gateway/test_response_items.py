@@ -84,10 +84,8 @@ def test_another_gateway_lists_the_same(
     client: openai.OpenAI, http: httpx.Client, redis_url: str, tiny_folder: Path
 ) -> None:
     made = client.responses.create(model=NAME, input="hi")
-    with (
-        Stack(redis_url, "served", tiny_folder, Settings(), engine=False) as other,
-        httpx.Client(base_url=other.url, timeout=20) as http_of_other,
-    ):
+    with Stack(redis_url, "served", tiny_folder, Settings(), engine=False) as other:
+        http_of_other = other.http
         path = f"{PATH}/{made.id}/input_items"
         assert http_of_other.get(path).json() == http.get(path).json()
 

@@ -65,18 +65,6 @@ def test_create(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(made.id) == made
 
 
-def test_a_failure_is_an_error_and_stays_readable(client: openai.OpenAI, http: httpx.Client) -> None:
-    with pytest.raises(openai.InternalServerError, match="the prompt said so"):
-        client.responses.create(model=NAME, input="FAILabc")
-    events = events_of(http.post(PATH, json={"input": "FAILabc", "stream": True}).text)
-    assert events[-1]["type"] == "response.failed"
-    assert deltas(events) == "abc"
-    read = client.responses.retrieve(events[0]["response"]["id"])
-    assert read.status == "failed"
-    assert read.error is not None
-    assert "the prompt said so" in read.error.message
-
-
 def test_input_of_messages(client: openai.OpenAI) -> None:
     earlier = client.responses.create(model=NAME, input="hi")
     again: list[Any] = [
@@ -105,7 +93,7 @@ def test_a_conversation_continues(client: openai.OpenAI) -> None:
 def test_a_conversation_that_cannot_continue(client: openai.OpenAI, http: httpx.Client) -> None:
     with pytest.raises(openai.BadRequestError, match="resp_0") as missing:
         client.responses.create(model=NAME, input="a", previous_response_id="resp_0")
-    assert missing.value.param == "previous_response_id"
+    assert (missing.value.param, missing.value.code) == ("previous_response_id", "previous_response_not_found")
     failed = events_of(http.post(PATH, json={"input": "FAIL", "stream": True}).text)[0]["response"]["id"]
     with pytest.raises(openai.BadRequestError, match="failed"):
         client.responses.create(model=NAME, input="a", previous_response_id=failed)
@@ -114,12 +102,6 @@ def test_a_conversation_that_cannot_continue(client: openai.OpenAI, http: httpx.
     with pytest.raises(openai.BadRequestError, match="not ended"):
         client.responses.create(model=NAME, input="a", previous_response_id=running.id)
     client.responses.cancel(running.id)
-
-
-def test_messages_that_the_template_refuses(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="The template refuses this") as refused:
-        client.responses.create(model=NAME, input="refuse me")
-    assert refused.value.param == "input"
 
 
 def test_a_response_that_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
@@ -162,23 +144,14 @@ def test_the_client_s_own_accumulation(client: openai.OpenAI) -> None:
         assert stream.get_final_response().output_text == "hello world"
 
 
-def test_a_stream_after_every_event(client: openai.OpenAI, http: httpx.Client) -> None:
-    body = {"input": "SLOWné 🐳 hello", "stream": True, "stop": "hell", "include": [LOGPROBS]}
-    whole = events_of(http.post(PATH, json=body).text)
-    id = whole[0]["response"]["id"]
-    assert len(whole) > 10
-    last = whole[-1]["sequence_number"]
-    for number in (-1, *(e["sequence_number"] for e in whole), last + 1):  # no client has a number between these two
-        query = {"stream": True} if number < 0 else {"stream": True, "starting_after": number}
-        rest = events_of(http.get(f"{PATH}/{id}", params=query).text)
-        before = [e for e in whole if e["sequence_number"] <= number]
-        after = [e for e in whole if e["sequence_number"] > number]
-        assert all(e["sequence_number"] > number for e in rest)
-        assert deltas(before) + deltas(rest) == deltas(whole)
-        assert [e for e in rest if "delta" not in e] == [e for e in after if "delta" not in e]
-        assert rest[-1:] == after[-1:]
-        header = {"Last-Event-ID": f"{id}:{number}"} if number >= 0 else {}
+def test_a_stream_after_a_number_is_that_after_the_event(client: openai.OpenAI, http: httpx.Client) -> None:
+    whole = events_of(http.post(PATH, json={"input": "SLOWné 🐳 hello", "stream": True, "stop": "hell"}).text)
+    id, last = whole[0]["response"]["id"], whole[-1]["sequence_number"]
+    for number in (0, last // 2, last, last + 1):  # no client has a number beyond the last
+        rest = events_of(http.get(f"{PATH}/{id}", params={"stream": True, "starting_after": number}).text)
+        header = {"Last-Event-ID": f"{id}:{number}"}
         assert events_of(http.get(f"{PATH}/{id}?stream=true", headers=header).text) == rest
+        assert [e["sequence_number"] for e in rest[-1:]] == [last] * (number < last)
     with client.responses.retrieve(id, stream=True, starting_after=last - 1) as stream:
         assert [e.type for e in stream] == ["response.completed"]
 
@@ -229,8 +202,8 @@ def test_log_probabilities(client: openai.OpenAI, http: httpx.Client) -> None:
 )
 def test_answers_match_the_document(http: httpx.Client, asked: dict[str, Any]) -> None:
     events = events_of(http.post(PATH, json=asked | {"stream": True}).text)
+    last = events[-1]["response"]
+    assert http.get(f"{PATH}/{last['id']}").json() == last
+    openai_document.check("Response", last)
     for event in events:
         openai_document.check(SCHEMAS[event["type"]], event)
-    last = events[-1]["response"]
-    openai_document.check("Response", last)
-    assert http.get(f"{PATH}/{last['id']}").json() == last

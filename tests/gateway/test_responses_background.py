@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
-from clients import wait_until
 from stack import NAME, Stack
+from waiting import wait_until
 
 from services.pool.pool import RequestPool
 from services.settings.constants import Constants
@@ -131,12 +130,6 @@ def test_delete(client: openai.OpenAI, other: openai.OpenAI) -> None:
         for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(openai.NotFoundError, match=made.id):
                 call(made.id)
-
-
-def test_deletion_matches_the_document(client: openai.OpenAI, stack: Stack) -> None:
-    made = client.responses.create(model=NAME, input="hi")
-    answer = httpx.delete(f"{stack.url}/v1/responses/{made.id}")
-    assert answer.json() == {"id": made.id, "object": "response", "deleted": True}
 
 
 def test_an_expired_response_is_not_found(redis_url: str, tiny_folder: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from stack import NAME, Stack
+from stack import Stack
 from tiny_text import TEMPLATE
+from waiting import wait_until
 
 from services.settings.settings import Settings
 
@@ -19,10 +19,6 @@ def samples(http: httpx.Client) -> dict[str, float]:
     return {s.name: s.value for f in text_string_to_metric_families(page.text) for s in f.samples}
 
 
-def test_live(http: httpx.Client) -> None:
-    assert http.get("/health").status_code == 200
-
-
 def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -> None:
     version = http.get("/version").json()
     assert version["numerics"] == "echo"
@@ -31,10 +27,8 @@ def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -
 
 def test_the_length_is_the_servers(redis_url: str, tiny_folder: Path) -> None:
     """Not the model's, which is 512."""
-    with (
-        Stack(redis_url, "shorter", tiny_folder, Settings(max_model_len=128)) as stack,
-        httpx.Client(base_url=stack.url) as http,
-    ):
+    with Stack(redis_url, "shorter", tiny_folder, Settings(max_model_len=128)) as stack:
+        http = stack.http
         (listed,), one = http.get("/v1/models").json()["data"], http.get("/v1/models/tiny").json()
         tokens = http.post("/tokenize", json={"prompt": "hello"}).json()
         assert [each["max_model_len"] for each in (listed, one, tokens)] == [128] * 3
@@ -53,10 +47,8 @@ def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
         "vllm:request_max_num_generation_tokens_sum": 7,
         "vllm:generation_tokens_total": 7,
     }
-    with (
-        Stack(redis_url, "counted", tiny_folder, Settings()) as stack,
-        httpx.Client(base_url=stack.url) as http,
-    ):
+    with Stack(redis_url, "counted", tiny_folder, Settings()) as stack:
+        http = stack.http
         assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 7}).status_code == 200
         wait_until(lambda: counted.items() <= samples(http).items())
         assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "priority": 3}).status_code == 200
@@ -94,17 +86,6 @@ def test_token_strs_are_those_of_the_vocabulary(http: httpx.Client, stack: Stack
     assert made["token_strs"][-1] == "<eos>"
     for asked in (False, None):
         assert http.post("/tokenize", json={"prompt": text, "return_token_strs": asked}).json()["token_strs"] is None
-
-
-def test_tokenize_a_chat(http: httpx.Client) -> None:
-    body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
-    made = http.post("/tokenize", json=body).json()
-    text = http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"]
-    assert text == "<user>hi<eos><assistant>"
-    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
-    assert usage["prompt_tokens"] == made["count"]
-    short = http.post("/tokenize", json=body | {"add_generation_prompt": False}).json()
-    assert short["count"] == made["count"] - 1
 
 
 def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:

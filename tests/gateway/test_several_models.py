@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import DONE, RESUMABLE, Event, first, rest
 from stack import Stack
 from tiny_text import make_folder
+from waiting import wait_until
 
 from cli import status
 from gateway.gateway import ModelPools
@@ -76,10 +76,8 @@ def stack(redis_url: str, folders: list[Path], settings: Settings, engines: list
 @pytest.fixture(scope="module")
 def other(redis_url: str, folders: list[Path], settings: Settings, engines: list[Stack]) -> Iterator[httpx.Client]:
     """A second gateway, whose default is the other model."""
-    with (
-        Both(redis_url, folders[0], settings, engines[::-1]) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as http,
-    ):
+    with Both(redis_url, folders[0], settings, engines[::-1]) as stack:
+        http = stack.http
         wait_until(lambda: http.get("/ready").text == "")
         yield http
 

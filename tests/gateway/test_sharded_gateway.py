@@ -13,10 +13,11 @@ import httpx
 import openai
 import pytest
 from batch_client import create, ended, entries, jsonl, line
-from clients import show_an_engine, wait_until
+from clients import show_an_engine
 from prometheus_client.parser import text_string_to_metric_families
 from sse_client import DONE, RESUMABLE, Event, completion_text, first, rest
 from stack import NAME, Server, Stack
+from waiting import wait_until
 
 from cli import status
 from services.pool.shards import ShardState, Slots, shard_of, slot_of
@@ -93,10 +94,8 @@ def test_requests_without_a_key_go_to_the_shard_with_the_least_load(stack: Stack
 
 
 def test_a_shard_without_an_engine_gets_none(urls: str, tiny_folder: Path) -> None:
-    with (
-        Stack(urls, "lame", tiny_folder, Settings(), engine=False) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as http,
-    ):
+    with Stack(urls, "lame", tiny_folder, Settings(), engine=False) as stack:
+        http = stack.http
         stack.pool = stack.pools[1]
         stack.call(show_an_engine(stack, ready=1))
         wait_until(lambda: http.get("/ready").text == "shard 0: No engine is ready.")
@@ -248,10 +247,8 @@ def test_slots_that_move_take_their_earlier_requests_along(
 
 def test_a_full_shard_is_passed_over(urls: str, tiny_folder: Path) -> None:
     """A bound is that of one shard; a request is refused when no shard has room."""
-    with (
-        Stack(urls, "bounded", tiny_folder, Settings(max_waiting=2), engine=False) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as http,
-    ):
+    with Stack(urls, "bounded", tiny_folder, Settings(max_waiting=2), engine=False) as stack:
+        http = stack.http
         for pool in stack.pools.values():
             stack.pool = pool
             stack.call(show_an_engine(stack, ready=1))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import Any
 
 import anthropic
-import batch_client
 import httpx
 import openai
 import pytest
@@ -144,30 +142,6 @@ def test_the_response_says_its_format(http: httpx.Client) -> None:
     made = http.post(RESPONSES, json=BODIES[RESPONSES] | fields).json()
     assert made["text"] == {"format": fields["text"]["format"] | {"strict": False}}
     assert http.get(f"{RESPONSES}/{made['id']}").json()["text"] == made["text"]
-
-
-def test_a_key_cannot_be_used_again_with_another_schema(http: httpx.Client) -> None:
-    key = {"Idempotency-Key": secrets.token_hex(8)}
-    first, _ = with_schema(CHAT, SCHEMA)
-    other, _ = with_schema(CHAT, SCHEMA | {"required": ["city"]})
-    assert http.post(CHAT, json=BODIES[CHAT] | first, headers=key).status_code == 200
-    assert http.post(CHAT, json=BODIES[CHAT] | first, headers=key).status_code == 200
-    answer = http.post(CHAT, json=BODIES[CHAT] | other, headers=key)
-    assert answer.json()["error"]["code"] == "idempotency_key_reused"
-
-
-def test_lines_of_batches_are_checked_in_the_same_way(alice: openai.OpenAI, served: Stack) -> None:
-    good, _ = with_schema(CHAT, SCHEMA)
-    bad, param = with_schema(CHAT, {"not": {}})
-    lines = [batch_client.line(name, BODIES[CHAT] | each, CHAT) for name, each in (("good", good), ("bad", bad))]
-    batch = batch_client.ended(alice, batch_client.create(alice, batch_client.jsonl(lines), CHAT))
-    assert batch.status == "completed"
-    (answered,) = batch_client.entries(alice, batch.output_file_id)
-    (refused,) = batch_client.entries(alice, batch.error_file_id)
-    assert (answered["custom_id"], refused["custom_id"]) == ("good", "bad")
-    assert refused["response"]["status_code"] == 400
-    assert refused["response"]["body"]["error"]["param"] == param
-    assert served.engine.asked[-1].sampling.grammar == json_rule(SCHEMA).grammar()
 
 
 class City(BaseModel):

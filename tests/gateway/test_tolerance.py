@@ -252,11 +252,8 @@ def test_the_official_client_sends_its_answer_back(stack: Stack) -> None:
 @pytest.fixture
 def lenient(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
     settings = Settings(unknown_fields="ignore")
-    with (
-        Stack(redis_url, "lenient", tiny_folder, settings) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
-        yield client
+    with Stack(redis_url, "lenient", tiny_folder, settings) as stack:
+        yield stack.http
 
 
 def test_unknown_fields_are_ignored_with_the_setting(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from stack import NAME, Stack
 from tiny_text import make_folder
@@ -152,16 +150,6 @@ def test_calls_after_free_reasoning(folder: Path, grammars: Grammars, strict: bo
     assert not accepts(grammars, opened, "a", folder)  # the reasoning has not ended
 
 
-def test_the_plan(validator: Validator) -> None:
-    tools = [tool(WEATHER)]
-    plan = validated(validator, tools=tools, parallel_tool_calls=False).plan
-    assert (plan.tool_parser, plan.parallel_tool_calls, plan.skip_special_tokens) == ("hermes", False, True)
-    plan = validated(validator, tools=tools).plan
-    assert (plan.tool_parser, plan.parallel_tool_calls) == ("hermes", True)
-    for fields in ({"tools": tools, "tool_choice": "none"}, {"tools": []}, {}):
-        assert validated(validator, **fields).plan.tool_parser == ""
-
-
 def test_marks_that_are_special_tokens_are_text(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]"))
     raw = json.loads((folder / "tokenizer.json").read_text())
@@ -220,50 +208,6 @@ def test_templates_of_no_known_family(tmp_path: Path) -> None:
 # --- prompts -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def http(redis_url: str, folder: Path) -> Iterator[httpx.Client]:
-    with (
-        Stack(redis_url, "tool-requests", folder, Settings(), engine=False) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
-        yield client
-
-
-def test_the_prompt_is_the_same_in_all_apis(http: httpx.Client) -> None:
-    arguments = {"city": "Rome"}
-    called = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": json.dumps(arguments)}}
-    of_chat = [
-        *SAY,
-        {"role": "assistant", "content": None, "tool_calls": [called]},
-        {"role": "tool", "content": "rain", "tool_call_id": "c"},
-    ]
-    items = [
-        *SAY,
-        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": json.dumps(arguments)},
-        {"type": "function_call_output", "call_id": "c", "output": "rain"},
-    ]
-    blocks = [
-        *SAY,
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": arguments}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
-    ]
-    of_messages = {"name": "weather", "description": "né", "input_schema": SCHEMA}
-    tokens = http.post("/tokenize", json={"messages": of_chat, "tools": [tool(WEATHER)]}).json()["tokens"]
-    prompt = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
-    function = {"name": "weather", "description": "né", "parameters": SCHEMA}
-    assert prompt == (
-        f"<system>{json.dumps({'type': 'function', 'function': function}, ensure_ascii=False)}<eos><user>hello<eos>"
-        f"<assistant>{hermes(RIGHT)}<eos><user>rain<eos><assistant>"
-    )
-    response = {"input": items, "tools": [{"type": "function", **WEATHER}]}
-    message = {"messages": blocks, "tools": [of_messages]}
-    counts = [
-        http.post("/v1/responses/input_tokens", json=response).json()["input_tokens"],
-        http.post("/v1/messages/count_tokens", json=message).json()["input_tokens"],
-    ]
-    assert counts == [len(tokens)] * 2
-
-
 @pytest.mark.parametrize("template", [TEMPLATE, "{{ tools }}" + PLAIN, PLAIN], ids=["calls", "tools", "plain"])
 def test_calls_and_results_are_in_every_prompt(redis_url: str, tmp_path: Path, template: str) -> None:
     """In every API and form, with tools and without, whatever the template knows."""
@@ -281,10 +225,8 @@ def test_calls_and_results_are_in_every_prompt(redis_url: str, tmp_path: Path, t
         {"role": "assistant", "content": [block]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
     ]
-    with (
-        Stack(redis_url, "histories", folder_of(tmp_path, template), Settings(), engine=False) as stack,
-        httpx.Client(base_url=stack.url, timeout=20) as client,
-    ):
+    with Stack(redis_url, "histories", folder_of(tmp_path, template), Settings(), engine=False) as stack:
+        client = stack.http
         for tools in ([], [{"name": "weather"}]):
             of_chat = [tool(each) for each in tools]
             asked = [{"messages": [*SAY, *turn], "tools": of_chat} for turn in turns]
@@ -297,14 +239,3 @@ def test_calls_and_results_are_in_every_prompt(redis_url: str, tmp_path: Path, t
             prompt = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
             assert '"name": "weather", "arguments": {"city": "Rome"}' in prompt
             assert "rain" in prompt
-
-
-def test_a_call_with_half_of_a_surrogate_pair_is_part_of_a_history(http: httpx.Client) -> None:
-    """A model can write it, so clients send it back."""
-    function = {"name": "weather", "arguments": r'{"city": "\ud83d"}'}
-    turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
-    tokens = http.post("/tokenize", json={"messages": [*SAY, turn]}).json()["tokens"]
-    items = [*SAY, {"type": "function_call", "call_id": "c", **function}]
-    counted = http.post("/v1/responses/input_tokens", json={"input": items}).json()
-    assert counted["input_tokens"] == len(tokens)
-    assert r"\\ud83d" in http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]

@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from clients import post, show_an_engine, wait_until
+from clients import post, show_an_engine
 from sse_client import completion_text
 from stack import NAME, Server, Stack
+from waiting import wait_until
 
 from cli import status
 from services.errors import OrcaError

@@ -102,6 +102,25 @@ class Driver:
         self.free += job.blocks
         job.blocks, job.sent = [], False
 
+    def run_interrupted(self, jobs: list[Job], share: float) -> list[Job]:
+        """Like `run`, at random; after each iteration this share of the jobs is released, also within a prompt."""
+        assert self.rng
+        while ready := [job for job in jobs if not job.done]:
+            self.iterate(ready)
+            for job in jobs:
+                if job.sent and self.rng.random() < share:
+                    self.release(job)
+        return jobs
+
+    def crash(self, jobs: list[Job], iterations: int) -> list[Job]:
+        """The jobs after so many iterations, to be continued by another engine from their tokens."""
+        for _ in range(iterations):
+            self.iterate([job for job in jobs if not job.done])
+        assert any(job.output and not job.done for job in jobs)
+        for job in jobs:
+            job.sent, job.computed, job.blocks = False, 0, []
+        return jobs
+
     def _choose(self, ready: list[Job]) -> list[Job]:
         if not self.rng:
             return ready[: self.max_batch]

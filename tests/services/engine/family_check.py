@@ -57,27 +57,9 @@ def check_family(
     check_greedy(reference or folder, in_order, models)
     expected = [job.output for job in in_order]
     assert len({token for output in expected for token in output}) > 10  # one token again and again proves little
-    assert [job.output for job in _preempted(engine, jobs(), random.Random(1))] == expected
-    other = Engine.load(folder, replace(settings, block_size=5))
-    assert [job.output for job in _after_a_crash(engine, other, jobs(), random.Random(2))] == expected
+    interrupted = Driver(engine, random.Random(1)).run_interrupted(jobs(), 0.1)
+    assert [job.output for job in interrupted] == expected
+    other, rng = Engine.load(folder, replace(settings, block_size=5)), random.Random(2)
+    continued = Driver(other, rng).run(Driver(engine, rng).crash(jobs(), 12))
+    assert [job.output for job in continued] == expected
     return engine
-
-
-def _preempted(engine: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
-    driver = Driver(engine, rng)
-    while ready := [job for job in jobs if not job.done]:
-        driver.iterate(ready)
-        for job in jobs:
-            if job.sent and rng.random() < 0.1:
-                driver.release(job)
-    return jobs
-
-
-def _after_a_crash(engine: Engine, other: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
-    driver = Driver(engine, rng)
-    for _ in range(12):
-        driver.iterate([job for job in jobs if not job.done])
-    assert any(job.output and not job.done for job in jobs)
-    for job in jobs:
-        job.sent, job.computed, job.blocks = False, 0, []
-    return Driver(other, rng).run(jobs)

@@ -69,13 +69,7 @@ def test_drafts_change_nothing(engine: Engine, share: float) -> None:
         return [token if drawn.random() < share else drawn.randrange(VOCAB) for token in rest[: drawn.randint(0, 6)]]
 
     together = jobs()
-    driver = Driver(engine, random.Random(2), max_batch=5, drafts=drafts)
-    for _ in range(8):
-        driver.iterate([job for job in together if not job.done])
-    for job in together:
-        if job.sent:  # preempted: it is computed again from its output
-            driver.release(job)
-    driver.run(together)
+    Driver(engine, random.Random(2), max_batch=5, drafts=drafts).run_interrupted(together, 0.1)
     for job in together:
         one = alone[job.id]
         assert (job.output, job.logprobs, job.failed) == (one.output, one.logprobs, one.failed)

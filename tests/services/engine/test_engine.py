@@ -56,38 +56,19 @@ def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [Driver(engine).run([job])[0].output for job in jobs]
 
 
-def test_seeded_tokens_do_not_depend_on_batch_or_chunks(llama: Engine) -> None:
+def test_seeded_tokens_are_the_same_in_batches_interrupted_and_elsewhere(
+    llama: Engine, tiny_model: Callable[[str], Path]
+) -> None:
+    """Released at any moment and sent again with their tokens, penalties and seeds included; or after a crash to a new
+    engine, under a new epoch."""
     expected = alone(llama, seeded_jobs())
-    for seed in range(3):
-        assert [job.output for job in Driver(llama, random.Random(seed)).run(seeded_jobs())] == expected
-    assert len({token for output in expected for token in output}) > 20
-
-
-def test_recomputation_continues_with_the_same_tokens(llama: Engine) -> None:
-    """Released at any moment and sent again with its tokens, penalties and seeds included."""
-    expected = alone(llama, seeded_jobs())
-    rng = random.Random(5)
-    jobs = seeded_jobs()
-    driver = Driver(llama, rng)
-    while any(not job.done for job in jobs):
-        driver.iterate([job for job in jobs if not job.done])
-        for job in jobs:
-            if job.sent and rng.random() < 0.2:
-                driver.release(job)
-    assert [job.output for job in jobs] == expected
-
-
-def test_another_engine_continues_with_the_same_tokens(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
-    """After a crash: a new engine, a new epoch, prompt and tokens in one go."""
-    expected = alone(llama, seeded_jobs())
-    jobs = seeded_jobs()
-    driver = Driver(llama)
-    for _ in range(5):
-        driver.iterate([job for job in jobs if not job.done][:8])
-    for job in jobs:
-        job.sent, job.computed, job.blocks = False, 0, []
     other = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", block_size=7, kv_blocks=64, threads=1))
-    assert [job.output for job in Driver(other).run(jobs)] == expected
+    for seed in range(3):
+        rng = random.Random(seed)
+        interrupted = Driver(llama, rng).run_interrupted(seeded_jobs(), 0.2)
+        continued = Driver(other, rng).run(Driver(llama, rng).crash(seeded_jobs(), 12))
+        assert [job.output for job in interrupted] == [job.output for job in continued] == expected
+    assert len({token for output in expected for token in output}) > 20
 
 
 def test_another_epoch_is_refused_and_changes_nothing(llama: Engine) -> None:
@@ -153,20 +134,21 @@ def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
         llama.run(Iteration("e", 1, {"a/0": 5}, [NewRequest("a/0", [5] * 5, 5, GREEDY)], {"a/0": [0]}))
 
 
-@pytest.mark.parametrize("fast_path", [True, False])
-def test_undefined_values_stay_with_their_request(tmp_path: Path, fast_path: bool) -> None:
-    """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request."""
+@pytest.mark.parametrize("path", [{}, {"fast_path": False}, {"kv_cache_dtype": "int8_per_token_head"}])
+def test_undefined_values_stay_with_their_request(tmp_path: Path, path: dict[str, Any]) -> None:
+    """A request with a token whose embedding is NaN or infinite fails alone, and its blocks harm no later request."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
-    settings = EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=16, threads=1)
+    settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1, **path)
     good = [[5, 6, 7], [8, 9, 10, 11, 12]]
     expected = alone(Engine.load(folder, settings), [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" in weights  # if it were tied to the embedding, every request would fail
     weights["model.embed_tokens.weight"][40] = torch.nan
+    weights["model.embed_tokens.weight"][41, 3] = torch.inf
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     engine = Engine.load(folder, settings)
     jobs = [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)]
-    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
+    bad = [Job(f"b{i}/0", [3, 40 + i % 2, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
     driver = Driver(engine, random.Random(1), max_batch=3)
     driver.run([*jobs[:1], *bad])
     driver.run(jobs[1:])

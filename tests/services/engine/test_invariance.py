@@ -178,30 +178,11 @@ def check(engine: Engine, folder: Path, settings: EngineSettings, rng: random.Ra
     other = Engine.load(folder, replace(settings, block_size=5, kv_blocks=400, threads=3))
     at_once = Driver(other, max_batch=len(alone)).run(make_jobs())
     assert [job.logprobs for job in at_once] == [job.logprobs for job in alone]
-    for again in (_in_batches(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
+    for again in (
+        Driver(engine, rng).run(make_jobs()),
+        Driver(engine, rng).run_interrupted(make_jobs(), 0.1),
+        # goes on with blocks of another size and more threads
+        Driver(other, rng).run(Driver(engine, rng).crash(make_jobs(), 25)),
+    ):
         assert [job.output for job in again] == [job.output for job in alone]
         assert [job.logprobs for job in again] == [job.logprobs for job in alone]
-
-
-def _in_batches(engine: Engine, rng: random.Random) -> list[Job]:
-    return Driver(engine, rng).run(make_jobs())
-
-
-def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
-    jobs, driver = make_jobs(), Driver(engine, rng)
-    while any(not job.done for job in jobs):
-        driver.iterate([job for job in jobs if not job.done])
-        for job in jobs:
-            if job.sent and rng.random() < 0.1:
-                driver.release(job)
-    return jobs
-
-
-def _after_a_crash(engine: Engine, other: Engine, rng: random.Random) -> list[Job]:
-    """`other` goes on from the tokens that were drawn, with blocks of another size and more threads."""
-    jobs, driver = make_jobs(), Driver(engine, rng)
-    for _ in range(25):
-        driver.iterate([job for job in jobs if not job.done])
-    for job in jobs:
-        job.sent, job.computed, job.blocks = False, 0, []
-    return Driver(other, rng).run(jobs)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled_search import compiled_search
 from driver import Driver, Job
 from marked import full
 from safetensors.torch import load_file, save_file
@@ -150,7 +149,7 @@ def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Pa
         for again in (
             Driver(other, max_batch=9).run(make_jobs(201, 250)),
             Driver(engine, random.Random(seed)).run(make_jobs(201, 250)),
-            _preempted(engine, random.Random(seed)),
+            Driver(engine, random.Random(seed)).run_interrupted(make_jobs(201, 250), 0.2),
         ):
             assert [job.logprobs for job in again] == [job.logprobs for job in alone]
     written = Driver(engine).run([Job("w/0", [5, 6, 7], SamplingParams(60, seed=3, logprobs=3))])[0]
@@ -160,17 +159,6 @@ def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Pa
     assert found.tokens[2:] == [one.token for one in written.logprobs]
     top = list(zip(found.top_ids, found.top_logprobs, strict=True))
     assert [top[i : i + 3] for i in range(6, len(top), 3)] == [one.top for one in written.logprobs]
-
-
-def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
-    """Released at any moment, also within a prompt, and sent again with the drawn tokens."""
-    jobs, driver = make_jobs(201, 250), Driver(engine, rng)
-    while any(not job.done for job in jobs):
-        driver.iterate([job for job in jobs if not job.done])
-        for job in jobs:
-            if job.sent and rng.random() < 0.2:
-                driver.release(job)
-    return jobs
 
 
 def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
@@ -203,26 +191,6 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone(
     found = told(jobs[1])
     assert found is not None
     assert len(found.tokens) == 29
-
-
-def test_one_way_of_scoring_is_the_other() -> None:
-    """A device's whole-batch operations against a CPU's search, with logits that are not finite."""
-    torch.manual_seed(0)
-    logits = torch.randn(40, 300) * 3
-    logits[3, 7] = -torch.inf
-    logits[5] = torch.nan
-    logits[6, 2] = torch.inf
-    targets = torch.randint(0, 300, (40,)).int()
-    targets[3] = 7
-    one = prompt_logprobs.score_on_cpu(logits, targets.numpy(), 4, compiled_search())
-    other = prompt_logprobs.score_batched(logits, targets.numpy(), 4)
-    assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
-    sound = one.sound
-    assert one.own[3] == other.own[3] == -torch.inf
-    assert one.own[sound] == pytest.approx(other.own[sound], abs=1e-5)
-    assert one.values[sound] == pytest.approx(other.values[sound], abs=1e-5)
-    assert one.token_ranks[sound].tolist() == other.token_ranks[sound].tolist()
-    assert one.ids[sound].tolist() == other.ids[sound].tolist()
 
 
 def test_logprobs_of_a_first_token_are_otherwise_unchanged(llama: Engine) -> None:

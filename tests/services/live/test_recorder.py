@@ -186,19 +186,6 @@ def test_an_iteration_begins_when_it_was_selected_or_when_the_one_before_it_ende
     assert [(frame["at"], frame["ms"]) for frame in seen.frames] == [(1000, 10.0), (1010, 5.0)]
 
 
-def test_a_prompt_in_chunks_and_its_increments() -> None:
-    w = watched(knobs=Knobs(2, token_budget=10))
-    w.script.scheduler.add([claim("a", 0, 4, 3), claim("b", 1, 25, 2)])
-    for _ in range(4):
-        w.run()
-    w.take()
-    works = [works for _, works in w.computed]
-    assert works[0] == [("a", 4, "i"), ("b", 6, "c")]
-    assert [work for each in works[1:] for work in each if work[0] == "a"] == [("a", 1, "t"), ("a", 1, "t")]
-    assert {work for each in works for id, _, work in each if id == "b"} == {"c"}
-    assert w.ended == [("a", "length")]
-
-
 def test_what_is_computed_again() -> None:
     w = watched(knobs=Knobs(2))
     w.script.scheduler.add([claim("taken", 0, 6, 4, output=(WORD, WORD))])
@@ -207,20 +194,6 @@ def test_what_is_computed_again() -> None:
     w.take()
     assert w.computed == [(1, [("taken", 8, "r")]), (2, [("taken", 1, "t")])]
     assert w.described[1].resumed == 2
-
-
-def test_what_lost_its_blocks_and_is_computed_again() -> None:
-    w = watched(blocks=4, knobs=Knobs(2, admission="on_demand"))
-    w.script.scheduler.add([claim("a", 0, 4, 9), claim("b", 1, 4, 9)])
-    while w.script.scheduler.find("b"):
-        w.run()
-    w.take()
-    assert w.preempted == ["b"]
-    works = [(tokens, work) for _, each in w.computed for id, tokens, work in each if id == "b"]
-    again = works.index(next(each for each in works if each[1] == "r"))
-    assert works[:again] == [(4, "i")] + (again - 1) * [(1, "t")]
-    assert works[again] == (4 + again, "r")
-    assert works[again + 1 :] == (8 - again) * [(1, "t")]
 
 
 def test_ends_without_an_iteration_are_in_the_next_frame() -> None:

@@ -145,17 +145,6 @@ async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() 
     await stop(world, loop)
 
 
-@virtual
-async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() -> None:
-    world = World(exchange=0.15)  # slower than an iteration
-    world.engine.dies = 3
-    await world.submit("a", new=5)
-    with pytest.raises(EngineLost):
-        await (await world.take_seat()).run()
-    tokens, _ = await world.read("a/0")
-    assert tokens == [WORD] * 2
-
-
 @pytest.mark.parametrize("lookahead", [0, 1])
 @virtual
 async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known(lookahead: int) -> None:

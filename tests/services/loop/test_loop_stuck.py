@@ -33,20 +33,6 @@ async def test_a_stuck_engine_is_abandoned_after_ten_seconds() -> None:
 
 
 @virtual
-async def test_the_next_owner_continues_after_a_stuck_engine() -> None:
-    world = World(iteration=cost)
-    world.engine.hangs = 3
-    ids = [await world.submit(name, new=6) for name in "ab"]
-    with pytest.raises(EngineStuck):
-        await (await world.take_seat()).run()
-    world.engine.hangs = 0
-    loop = await world.run("another", dead_epoch=world.epoch)
-    await world.ended(*ids)
-    assert [await world.read(id) for id in ids] == [([WORD] * 6, "length")] * 2
-    await stop(world, loop)
-
-
-@virtual
 async def test_a_long_prompt_does_not_count_as_stuck() -> None:
     world = World(iteration=cost)
     loop = await world.run()

@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from load.gguf_files import write_gguf
 from services.models import local
 from services.models.converter import main
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 
 
 @pytest.fixture
@@ -36,12 +34,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=size,
-        hidden_size=HEADS * HEAD_DIM,
+        hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
         max_position_embeddings=128,
         initializer_range=0.5,
         eos_token_id=2,
@@ -57,51 +55,4 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_gguf(tiny: Path) -> Path:
     """The same model as a GGUF file with float32 weights and the name of SmolLM's splitter."""
-    import json
-
-    raw = json.loads((tiny / "tokenizer.json").read_text())
-    pieces = sorted(raw["model"]["vocab"], key=raw["model"]["vocab"].__getitem__)
-    path = tiny.parent / "tiny.F32.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(HEADS * HEAD_DIM)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(len(pieces))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(pieces)
-    writer.add_token_types([3 if i < 4 else 1 for i in range(len(pieces))])
-    writer.add_token_merges([" ".join(merge) for merge in raw["model"]["merges"]])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(3)
-    writer.add_chat_template(TEMPLATE)
-    for name, weight in LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32).state_dict().items():
-        writer.add_tensor(_gguf_name(name), _gguf_order(name, weight.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _gguf_name(name: str) -> str:
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    found = names.get_name(name.removesuffix(".weight"))
-    assert found is not None, name
-    return f"{found}.weight"
-
-
-def _gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
-    """Permute like llama.cpp, which interleaves the two halves that are rotated together."""
-    heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
-    if not heads:
-        return weight
-    return weight.reshape(heads, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(weight.shape).copy()
+    return write_gguf(tiny, tiny.parent / "tiny.F32.gguf")

@@ -194,3 +194,17 @@ async def until_done(call):
                 return await call()
             except PoolUnavailable:
                 await asyncio.sleep(0.02)
+
+
+async def forward(reader, writer, socket_path):
+    """Pass all data of a connection on to a server's socket, and back."""
+
+    async def pump(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    inner = await asyncio.open_unix_connection(socket_path)
+    await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer))

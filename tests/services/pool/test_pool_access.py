@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import re
 import ssl
+from functools import partial
 from pathlib import Path
 
 import pytest
-from pool_helpers import ROOM, Owner, group
+from pool_helpers import ROOM, Owner, forward, group
 
 from services.errors import PoolDenied, PoolUnavailable
 from services.pool.pool import RequestPool
@@ -107,18 +108,7 @@ async def tls_in_front(socket_path, certificate, key):
     """The port of a TLS server that forwards all data to the socket of a pool server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-
-    async def pump(reader, writer):
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def serve(reader, writer):
-        inner = await asyncio.open_unix_connection(socket_path)
-        await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer))
-
+    serve = partial(forward, socket_path=socket_path)
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
         yield server.sockets[0].getsockname()[1]
         server.close()

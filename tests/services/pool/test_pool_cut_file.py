@@ -1,16 +1,14 @@
 """A real server loses the tail of its append-only file, but nothing that a scheduler or gateway still holds."""
 
-import asyncio
 import os
 import signal
 from dataclasses import replace
 
 import pytest
-from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, counts, group, stored
+from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, counts, group, stored, until_done
 from pool_servers import ONE_OF_ALL
 
 from load.server import until
-from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
 from services.pool.pool import RequestPool
 from services.pool.server.pool_server import PoolServer
@@ -74,7 +72,7 @@ class Scheduler:
         self.call += 1
         exchange = Exchange(SEAT, self.epoch, self.call, commits, room, figures=self.figures, holds=holds)
         self.figures = None
-        reply = await answered(lambda: self.pool.exchange(exchange))
+        reply = await until_done(lambda: self.pool.exchange(exchange))
         assert reply.owned
         for id in reply.foreign:
             self.held.pop(id, None)
@@ -104,12 +102,12 @@ class Gateway:
         await self.pool.submit(submission)
 
     async def read(self):
-        self.cursor, events = await answered(lambda: self.pool.read_events("gateway", self.cursor, 0.001))
+        self.cursor, events = await until_done(lambda: self.pool.read_events("gateway", self.cursor, 0.001))
         gaps = False
         for event in events:
             gaps |= not self.take(event.id, event.index, [event.token] if event.end is None else [], event.end)
         self.call += 1
-        if not await answered(lambda: self.pool.heartbeat("gateway", self.call, {})) or gaps:
+        if not await until_done(lambda: self.pool.heartbeat("gateway", self.call, {})) or gaps:
             await self.read_again()
 
     async def read_again(self):
@@ -134,16 +132,6 @@ class Gateway:
         if end:
             self.ends.add(id)
         return True
-
-
-async def answered(call):
-    """The reply of a server that may be away for a moment."""
-    for _ in range(1000):
-        try:
-            return await call()
-        except PoolUnavailable:
-            await asyncio.sleep(0.01)
-    raise AssertionError("the server is away")
 
 
 @pytest.fixture(params=ONE_OF_ALL)
@@ -228,7 +216,7 @@ async def test_epochs_and_event_numbers_do_not_repeat(server):
     cursor, _ = await pool.read_events("gateway", "0", 1)
     lost = await pool.acquire("other", "lost", 100)
     await server.lose(moment, 0)
-    found = await answered(lambda: pool.acquire("other", "found", 100))
+    found = await until_done(lambda: pool.acquire("other", "found", 100))
     assert found.granted
     assert int(found.epoch.split(":")[0]) > int(lost.epoch.split(":")[0])
     reply = await owner.exchange(commit("r/0", 3, 4))

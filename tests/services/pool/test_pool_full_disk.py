@@ -1,15 +1,15 @@
 """A full disk is logged once, the server is restarted once there is space, and no acknowledged write is lost."""
 
-import asyncio
 import logging
 import os
 from pathlib import Path
 
 import pytest
 import small_disk as disks
-from pool_helpers import ROOM, Owner, commit, group, stored
+from pool_helpers import ROOM, Owner, commit, group, stored, until_done
 from pool_servers import ONE_OF_ALL
 
+from load.server import until
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.pool.server.pool_server import PoolServer
@@ -48,11 +48,11 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
             with pytest.raises(PoolUnavailable):
                 await pool.heartbeat("gateway", 1, {})
         (small_disk / "filling").unlink()
-        await until_it_answers(pool)
+        await until_done(lambda: pool.heartbeat("gateway", 1, {}))
     assert (await owner.exchange(commit("before/0", 1, 6))).owned
     await server.stop()  # from here on, it has only what its file has
     await server.start()
-    await until_it_answers(pool)
+    await until_done(lambda: pool.heartbeat("gateway", 1, {}))
     assert (await stored(pool, "before/0")).tokens == [5, 6]
     assert [(await stored(pool, f"{name}/0")).known for name in acknowledged] == [True] * len(acknowledged)
     said = [record.getMessage() for record in caplog.records]
@@ -87,20 +87,3 @@ async def submit_until_refused(pool):
             return taken
         taken.append(f"r{len(taken)}")
     raise AssertionError("the disk is not full")
-
-
-async def until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not within 10 s")
-
-
-async def until_it_answers(pool):
-    for _ in range(1000):
-        try:
-            return await pool.heartbeat("gateway", 1, {})
-        except PoolUnavailable:
-            await asyncio.sleep(0.01)
-    raise AssertionError("no answer within 10 s")

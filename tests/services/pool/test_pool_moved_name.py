@@ -1,10 +1,9 @@
 """A server under one name that moves to another machine, as managed ones do: a port whose server changes."""
 
 import asyncio
-import contextlib
 
 import pytest
-from pool_helpers import Owner, group
+from pool_helpers import Owner, forward, group
 from test_pool_refusals import a_replica
 
 from services.errors import PoolUnavailable
@@ -20,16 +19,7 @@ class Name:
         self.url = url  # of the server that it stands for
 
     async def forward(self, reader, writer):
-        inner = await asyncio.open_unix_connection(self.url.removeprefix("unix://"))
-        await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer))
-
-
-async def pump(reader, writer):
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+        await forward(reader, writer, self.url.removeprefix("unix://"))
 
 
 @pytest.fixture
@@ -68,10 +58,16 @@ async def test_calls_and_reads_go_to_the_new_server_once_the_earlier_one_is_a_re
 
 async def test_a_silent_server_is_left_after_one_call(moved, monkeypatch):
     pool, move = moved
+    """After a call without an answer, all connections are opened again."""
     await asyncio.gather(*(pool.submit(group(f"r{i}")) for i in range(8)))
+    await pool.wait_bell("seat", 0.01)
+    scripts, blocking = pool._server._to_scripts, pool._server._to_blocking
+    assert len(scripts._kept) > 1
+    assert blocking._kept
     await move()
     monkeypatch.setattr(connection, "SCRIPT_TIMEOUT", 0.05)
     with pytest.raises(PoolUnavailable):  # it does not answer in time
         await pool._server.command("BLPOP", "nothing", "1")
+    assert not scripts._kept + blocking._kept
     monkeypatch.undo()
     assert (await pool.overview()).waiting == 0

@@ -1,5 +1,6 @@
 """What a request needs of its engine: an engine whose build does not have it never claims the request."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from pool_helpers import CANCELLED, ROOM, STOP, Owner, commit, counts, group, le
 
 from services.messages import Room
 from services.pool.scripts import UNSERVED
-from services.requests import FEATURES, OF_ADAPTERS
+from services.requests import FEATURES, OF_ADAPTERS, OF_VECTORS
 
 LONGEST = 400
 EARLIER = replace(ROOM, longest=LONGEST)
@@ -27,25 +28,26 @@ async def both(pool):
     return earlier, later
 
 
-async def test_only_an_engine_that_has_the_feature_claims(pool, both):
-    earlier, later = both
-    await pool.submit(salted("salted", n=2))
+@pytest.mark.parametrize(
+    ("need", "of_it"),
+    [
+        ({"cache_salt": "s"}, FEATURES),
+        ({"adapter": "5d" * 32}, OF_ADAPTERS),
+        ({"vector": 3, "logprobs": 0}, OF_VECTORS),
+    ],
+)
+async def test_only_an_engine_that_has_the_feature_claims(pool, need, of_it):
+    without = replace(EARLIER, features=tuple(set(FEATURES) - set(of_it)))
+    earlier, later = await Owner.take(pool, "earlier"), await Owner.take(pool, "later")
+    for owner, room in ((earlier, without), (later, LATER)):
+        await owner.exchange(room=replace(room, requests=0))
+    await pool.submit(group("needy", n=2, **need))
     await pool.submit(group("plain"))
-    assert await earlier.claim(EARLIER) == ["plain/0"]
+    assert await earlier.claim(without) == ["plain/0"]
     [claim, _] = (await later.exchange(room=LATER)).claims
-    assert (claim.sampling.cache_salt, claim.sampling.max_new_tokens) == ("s", 4)
-
-
-async def test_only_an_engine_with_adapters_claims_a_request_that_names_one(pool, both):
-    _, later = both
-    without, digest = replace(LATER, features=tuple(set(FEATURES) - OF_ADAPTERS)), "5d" * 32
-    await later.exchange(room=replace(LATER, requests=0))
-    await (other := await Owner.take(pool, "other")).exchange(room=replace(without, requests=0))
-    await pool.submit(group("adapted", adapter=digest))
-    await pool.submit(group("plain"))
-    assert await other.claim(without) == ["plain/0"]
-    [claim] = (await later.exchange(room=LATER)).claims
-    assert (claim.id, claim.sampling.adapter) == ("adapted/0", digest)
+    assert claim.id == "needy/0"
+    assert need.items() <= dataclasses.asdict(claim.sampling).items()
+    assert claim.sampling.max_new_tokens == 4
 
 
 async def test_it_ends_with_an_error_where_no_engine_has_the_feature(pool):

@@ -1,8 +1,6 @@
 """A pool whose master is named by real Sentinels: passwords, a failover, the master's death, an isolated master."""
 
 import asyncio
-import os
-import signal
 
 import pytest
 from pool_helpers import Owner, commit, group, stored, until_done
@@ -96,23 +94,3 @@ async def test_what_replicas_have_survives_the_master_s_death(sentinels, pools_o
     for name in answered:
         assert (await pool.group(name)).request == name
     assert (await stored(pool, "first/0")).tokens == list(range(exchanged + 1))
-
-
-async def test_a_silent_server_costs_one_call_not_one_for_each_connection(sentinels, pools_of):
-    """After a call without an answer, all connections are opened again, to the server that is the master then."""
-    pool = pools_of("silent")
-    await asyncio.gather(*(until_done(lambda: pool.submit(group(f"r{i}"))) for i in range(16)))  # noqa: B023
-    scripts, blocking = pool._server._to_scripts, pool._server._to_blocking
-    await pool.wait_bell("seat", 0.01)
-    assert len(scripts._kept) > 1
-    assert blocking._kept
-    connected = {connection.port for connection in scripts._kept + blocking._kept}
-    (master,) = (server for server in sentinels.servers if server.port in connected)
-    os.kill(master.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(TimeoutError):
-            await scripts.pipeline(0.1, ("PING",))
-        assert not scripts._kept + blocking._kept
-    finally:
-        os.kill(master.pid, signal.SIGCONT)
-    await until_done(lambda: pool.submit(group("after")))

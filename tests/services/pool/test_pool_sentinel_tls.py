@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 from certificates import Certificates, speaks_tls
-from pool_helpers import Owner, commit, group, stored, until_done
 from test_pool_access import use
 from test_pool_sentinel import OF_SENTINELS, PASSWORD, leave_the_earlier_master
 
@@ -83,20 +82,3 @@ async def test_without_tls_certificates_or_passwords_the_pool_is_unavailable(sen
 
 async def test_an_earlier_master_that_still_answers_is_left(sentinels, pools_of):
     await leave_the_earlier_master(sentinels, pools_of)
-
-
-async def test_nothing_confirmed_is_lost_when_the_master_dies(sentinels, pools_of):
-    pool = pools_of("death", wait_replicas=1)
-    owner = await Owner.take(pool)
-    await pool.submit(group("r", new=100))
-    assert await owner.claim() == ["r/0"]
-    for index in range(10):
-        await owner.exchange(commit("r/0", index, index))
-    before = sentinels.master()
-    before.process.kill()
-    owner.call += 1
-    await until_done(lambda: owner.repeat(commit("r/0", 10, 10)))
-    after = sentinels.wait_for_master(before)
-    before.process.wait()
-    sentinels.start_server(before, after)
-    assert (await stored(pool, "r/0")).tokens == list(range(11))

@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from pool_helpers import Owner, commit, counts, group, stored
+from pool_helpers import Owner, commit, counts, group, stored, until_done
 from pool_servers import ONE_OF_ALL, SERVERS, TcpServer
 
 from services.errors import PoolUnavailable
@@ -92,7 +92,7 @@ async def test_requests_survive_a_killed_server(make_server):
     await owner.exchange(commit("r/0", 0, 5))
     killed = server.pid
     os.kill(killed, signal.SIGKILL)
-    snapshot = await _answered(lambda: stored(pool, "r/0"))
+    snapshot = await until_done(lambda: stored(pool, "r/0"))
     assert snapshot.tokens == [5]
     assert server.pid != killed
     assert (await owner.exchange(commit("r/0", 1, 6))).owned
@@ -218,14 +218,6 @@ async def test_an_older_server_does_not_start_empty_on_the_file_of_a_newer_one(t
     assert oldest.version < (7,)
     with pytest.raises(PoolUnavailable, match="written by a newer server"):
         await PoolServer(oldest, tmp_path).start()
-
-
-async def _answered(call):
-    while True:
-        try:
-            return await call()
-        except PoolUnavailable:
-            await asyncio.sleep(0.01)
 
 
 async def test_a_start_can_be_cancelled_at_every_turn_of_the_event_loop(make_server):

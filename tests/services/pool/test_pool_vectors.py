@@ -6,7 +6,7 @@ from dataclasses import replace
 from pool_helpers import ROOM, STOP, Owner, all_events, commit, group, size, stored
 
 from services.messages import Logprobs
-from services.requests import FEATURES, OF_VECTORS
+from services.requests import FEATURES
 
 
 def carrying(*numbers):
@@ -17,13 +17,10 @@ def texts(name="v", n=2, vector=3):
     return group(name, n, new=1, logprobs=0, vector=vector)
 
 
-MAKES = replace(ROOM, features=FEATURES)
-
-
 async def test_it_is_committed_once_and_never_changes(pool):
     owner = await Owner.take(pool)
     await pool.submit(texts())
-    assert await owner.claim(MAKES) == ["v/0", "v/1"]
+    assert await owner.claim(replace(ROOM, features=FEATURES)) == ["v/0", "v/1"]
     first, other = carrying(0.5, -1.25, 1e-20), carrying(9.0, 9.0, 9.0)
     await owner.exchange(commit("v/0", 0, 0, logprobs=[first], end=STOP))
     await owner.exchange(commit("v/0", 0, 0, logprobs=[other], end=STOP))
@@ -35,14 +32,3 @@ async def test_it_is_committed_once_and_never_changes(pool):
 
 async def test_its_bytes_count_from_the_submission_on(pool):
     assert size(texts(vector=1000)) - size(texts(vector=0)) in range(8000, 8100)
-
-
-async def test_an_engine_that_makes_none_never_claims_it(pool):
-    generating, making = await Owner.take(pool, "generating"), await Owner.take(pool, "making")
-    without = replace(ROOM, features=tuple(name for name in FEATURES if name not in OF_VECTORS))
-    await making.exchange(room=replace(MAKES, requests=0))
-    await pool.submit(texts())
-    await pool.submit(group("plain"))
-    assert await generating.claim(without) == ["plain/0"]
-    [claim, _] = (await making.exchange(room=MAKES)).claims
-    assert (claim.id, claim.sampling.vector) == ("v/0", 3)

@@ -73,14 +73,6 @@ def test_the_last_request_that_needs_a_block_is_preempted_itself() -> None:
     assert list(s.batch) == ["a"]
 
 
-def test_the_first_request_always_ends() -> None:
-    s = started(blocks=5)
-    ends = []
-    while s.select():
-        ends += [commit.id for commit in s.finish() if commit.end]
-    assert ends == ["a", "b"]
-
-
 def test_room_counts_current_tokens_and_is_empty_while_blocks_are_short() -> None:
     s = started(blocks=6)
     assert s.scheduler.room() == Room(2, 4, 4, whole=False, longest=24)

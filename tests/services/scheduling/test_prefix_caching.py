@@ -163,15 +163,6 @@ def test_blocks_of_a_failed_request_are_not_found() -> None:
     assert computed(s.select()) == {"b": 0}
 
 
-def test_the_next_owner_of_the_seat_starts_with_an_empty_cache() -> None:
-    s = caching()
-    s.scheduler.add([of("a", 1, [5] * 9)])
-    s.step()
-    again = caching()
-    again.scheduler.add([replace(of("a", 1, [5] * 9), output=[7])])
-    assert computed(again.select()) == {"a": 0}
-
-
 def test_a_chunk_is_shared_as_far_as_it_is_computed() -> None:
     s = caching(token_budget=8)
     s.scheduler.add([of("a", 1, [5] * 17), of("b", 2, [5] * 17)])

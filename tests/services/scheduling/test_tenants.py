@@ -19,13 +19,14 @@ def of(tenant: str, id: str, rank: float, prompt: int = 4, new: int = 16, priori
     return replace(claim(id, rank, prompt, new), tenant=tenant, priority=priority)
 
 
-def test_a_flood_that_arrived_earlier_takes_no_place_of_another_tenant() -> None:
+@pytest.mark.parametrize(("tenant", "batch"), [("b", ["a1", "late"]), ("a", ["a1", "a2"])])
+def test_an_earlier_request_takes_the_place_of_its_tenant_and_of_no_other(tenant: str, batch: list[str]) -> None:
     s = scripted(batch=2)
-    s.scheduler.add([of("flood", "a1", 1), of("b", "b1", 9)])
+    s.scheduler.add([of("a", "a1", 1), of(tenant, "late", 9)])
     s.step()
-    s.scheduler.add([of("flood", "a2", 2)])
+    s.scheduler.add([of("a", "a2", 2)])
     s.step()
-    assert list(s.batch) == ["a1", "b1"]
+    assert list(s.batch) == batch
 
 
 def test_a_flood_that_arrived_earlier_takes_no_blocks_of_another_tenant() -> None:
@@ -90,15 +91,6 @@ def test_the_only_place_of_a_tenant_is_taken_for_an_earlier_class() -> None:
     s.scheduler.add([replace(of("a", "urgent", 2), ttft=0.001)])
     s.step()
     assert list(s.batch) == ["a1", "urgent"]
-
-
-def test_requests_of_one_tenant_are_ordered_by_rank() -> None:
-    s = scripted(batch=2)
-    s.scheduler.add([of("a", "a1", 1), of("a", "a9", 9)])
-    s.step()
-    s.scheduler.add([of("a", "a2", 2)])
-    s.step()
-    assert list(s.batch) == ["a1", "a2"]
 
 
 def test_an_earlier_class_overtakes_other_tenants() -> None:

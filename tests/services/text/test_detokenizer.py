@@ -73,12 +73,6 @@ def test_a_stop_string_that_did_not_end_the_sequence_is_text() -> None:
     assert detokenizer.push([6]) == "abx"
 
 
-def test_finish_cuts_bytes() -> None:
-    detokenizer = Detokenizer(TABLES, ["ab"])
-    assert detokenizer.push([6, 5]) == "x"
-    assert detokenizer.finish(cut=5) == ""
-
-
 def test_a_stop_token_is_held_back_until_the_next_token_or_the_end() -> None:
     """The end is a separate event with the number of bytes to cut. With `min_tokens`, the stop token may be text."""
     detokenizer = Detokenizer(TABLES, stop_token_ids=(3,))

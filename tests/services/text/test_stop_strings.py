@@ -45,23 +45,6 @@ def test_cut_leaves_a_text_without_stop_strings(output: list[int], stops: list[s
         assert not any(stop.encode() in TABLES.join(output) for stop in stops)
 
 
-@pytest.mark.parametrize(
-    ("output", "stops", "last"),
-    [
-        ([1, 2], ["ab"], StopMatch("ab", 2)),  # across a token boundary
-        ([3], ["b", "ab"], StopMatch("ab", 2)),  # the first start wins
-        ([3], ["a", "ab"], StopMatch("a", 2)),  # with equal starts, the one listed first
-        ([9], ["a"], StopMatch("a", 2)),  # the rest of the token after the match is cut, too
-        ([7, 8], ["é"], StopMatch("é", 2)),  # a character in two tokens
-        ([3, 0], ["ab"], None),  # a special token completes nothing
-        ([1, 2, 1], ["ab"], None),  # a match that was ignored is not reported again
-    ],
-)
-def test_single_cases(output: list[int], stops: list[str], last: StopMatch | None) -> None:
-    matcher = StopMatcher(TABLES, stops)
-    assert [matcher.push(token) for token in output][-1] == last
-
-
 @pytest.mark.parametrize("stop", ["", "\ud800"])
 def test_a_stop_string_without_bytes_is_refused(stop: str) -> None:
     with pytest.raises(ValueError, match=r"empty|surrogates"):

@@ -105,25 +105,6 @@ def test_logprobs_only_where_asked() -> None:
     assert result.logprobs["b"].top == []
 
 
-def test_bad_words_are_not_completed() -> None:
-    logits = noise_free(7, 3, 20)
-    assert token(logits, row(bad_words=((7,),))) == 3
-    assert token(logits, row(bad_words=((7,), (3,)), temperature=0.01)) == 20
-    assert token(logits, row(bad_words=((5, 6, 7),), output=(5, 6))) == 3
-    assert token(logits, row(bad_words=((5, 6, 7),), output=(6,))) == 7
-    assert token(logits, row(bad_words=((2, 3, 7),))) == 7  # 2, 3 is the end of the prompt
-    assert token(logits, row(bad_words=((3, 7),), output=(3,), logit_bias={7: 100.0}, repetition_penalty=0.5)) == 3
-
-
-def test_only_allowed_tokens_are_sampled() -> None:
-    logits = noise_free(7, 3, 20)
-    assert token(logits, row(allowed_token_ids=(20, 3))) == 3
-    assert token(logits, row(allowed_token_ids=(45,), temperature=1.0, top_k=1, top_p=0.1, min_p=0.5)) == 45
-    assert token(logits, row(allowed_token_ids=(3, 3, 45), logit_bias={7: 100.0, 45: 50.0})) == 45
-    assert token(noise_free(EOS, 7, 3), row(allowed_token_ids=(EOS, 3), min_tokens=1)) == 3
-    assert token(logits, row(allowed_token_ids=(3, 20), bad_words=((3,),))) == 20
-
-
 def test_logprobs_do_not_know_what_is_allowed() -> None:
     logits = noise_free(7, 3, 20)
     one, plain = row(allowed_token_ids=(20,), bad_words=((3,),), logprobs=2), row(logprobs=2)
@@ -253,23 +234,6 @@ def test_one_seed_draws_well_along_positions_and_choices() -> None:
         tokens = list(sampler.draw(logits, rows).output.result().tokens.values())
         expected = [share * 1500 for share in (0.4, 0.3, 0.2, 0.1)]
         assert sum((tokens.count(id) - e) ** 2 / e for id, e in enumerate(expected)) < 16.27
-
-
-def test_a_token_does_not_depend_on_the_batch() -> None:
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(40, VOCAB, generator=generator) * 2
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"temperature": 1.0},
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.5, "top_k": 9, "presence_penalty": 1.0},
-        {"temperature": 1.0, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 4},
-    ]
-    rows = [row(str(i), output=(i, i), seed=i * 2**58, **kinds[i % 5]) for i in range(40)]
-    alone = {one.id: token(logits[i : i + 1], one) for i, one in enumerate(rows)}
-    order = torch.randperm(40, generator=generator).tolist()
-    assert SAMPLER.draw(logits[order], [rows[i] for i in order]).output.result().tokens == alone
-    assert len(set(alone.values())) > 10
 
 
 def test_the_raw_logits_are_left_alone() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from driver import outcome_in_any_batch
 from folders import quantize_folder
 from tiny_models import make_tiny_model
@@ -55,4 +56,21 @@ def test_bits_are_those_of_the_widened_weights(
                 assert matrix
                 assert (matrix.groups.coding if matrix.groups else None) == (coding if weights == "auto" else None)
         found.append((outcome_in_any_batch(engine, 201, (1, 5, 40, 90)), engine.figures.numerics))
+    assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "name", ["gptq", "awq", "compressed, int8", "fp8, by output", "fp8, blocks", "compressed, nvfp4", "modelopt, mxfp8"]
+)
+def test_bits_on_a_gpu_are_those_of_the_widened_weights(name: str, plain: Path, tmp_path: Path) -> None:
+    folder, _ = quantize_folder(plain, tmp_path, *WRITERS[name])
+    settings = EngineSettings(device="cuda", dtype="bfloat16", block_size=16, kv_blocks=200)
+    found = []
+    for weights in ("auto", "dtype"):
+        engine = Engine.load(folder, replace(settings, weights=weights))
+        products = [stored for name, stored in engine.decoder.as_stored.items() if "_proj" in name]
+        assert set(products) == {weights == "auto"}
+        found.append(outcome_in_any_batch(engine, 201, (1, 5, 40, 90)))
     assert found[0] == found[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from driver import Driver, Job
 from perplexity import perplexity, text_ids
-from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from services.engine.backends.cpu.build import kernels
@@ -100,28 +98,6 @@ def test_numerics_name_the_format(tiny_model: Callable[[str], Path]) -> None:
     assert Engine.load(folder, short).figures.numerics.endswith(" float32 kv-bfloat16 cpu native")
     same = dataclasses.replace(SETTINGS, kv_cache_dtype="float32")
     assert Engine.load(folder, same).figures.numerics == Engine.load(folder, SETTINGS).figures.numerics
-
-
-def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
-    """A request with a token whose embedding is NaN or infinite fails alone, and its blocks harm no later request."""
-    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
-    sampling = SamplingParams(12, temperature=0.0)
-    settings = dataclasses.replace(INT8, block_size=4, kv_blocks=16)
-    good = [Job(f"g{i}/0", prompt, sampling) for i, prompt in enumerate([[5, 6, 7], [8, 9, 10, 11, 12]])]
-    alone = [Driver(Engine.load(folder, settings)).run([job])[0].output for job in good]
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][40] = torch.nan
-    weights["model.embed_tokens.weight"][41, 3] = torch.inf
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    driver = Driver(Engine.load(folder, settings), random.Random(1), max_batch=3)
-    bad = [Job(f"b{i}/0", [3, 40 + i % 2, 4, 4, 4][: i + 2], sampling) for i in range(4)]
-    again = [Job(job.id, job.prompt, sampling) for job in good]
-    driver.run([*again[:1], *bad])
-    driver.run(again[1:])
-    assert [job.output for job in again] == alone
-    assert all("not finite" in (job.failed or "") for job in bad)
-    whole = driver.run([Job("all/0", [5] * 60, dataclasses.replace(sampling, max_new_tokens=2))])[0]
-    assert whole.failed is None
 
 
 def test_transformers_layers_refuse_it(tiny_model: Callable[[str], Path]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
+from test_group_products import multiply
 
 from services.engine.backends.cpu import packing
-from services.engine.backends.cpu.build import Kernels, kernels
-from services.engine.backends.cpu.packed import PackedMatrix, WeightKind
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.packed import WeightKind
 from services.engine.backends.cpu.packing import Packer
 from services.engine.families.decoder_weights import Linear
 from services.files import user_cache
@@ -25,11 +24,11 @@ def test_products_are_exact_but_for_the_sums(dtype: torch.dtype, shape: tuple[in
     numbers = torch.randint(-127, 128, shape, generator=draw)
     numbers[:, 0] = 127  # so that int8 has all of them
     weight = (numbers / 64).bfloat16()
-    library = kernels(user_cache())
-    matrix = Packer(library, dtype, 2).matrix(Linear(weight))
+    packer = Packer(kernels(user_cache()), dtype, 2)
+    matrix = packer.matrix(Linear(weight))
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=draw)
-        to = _multiply(library, matrix, x)
+        to = multiply(packer, matrix, x)
         exact = (x.bfloat16() if matrix.kind == WeightKind.BFLOAT16_DOTS else x).double() @ weight.double().T
         torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5 * max(1, shape[1] / 100))
 
@@ -43,25 +42,18 @@ def test_products_in_thirds_are_as_exact_as_those_of_floats(shape: tuple[int, in
     x = torch.randn(max(ROWS), inputs, generator=draw) / 10 ** torch.randn(1, inputs, generator=draw)
     exact, errors = x.double() @ weight.double().T, []
     for many_rows in (True, False):
-        matrix = Packer(library, torch.float32, 2, many_rows=many_rows).matrix(Linear(weight))
+        packer = Packer(library, torch.float32, 2, many_rows=many_rows)
+        matrix = packer.matrix(Linear(weight))
         if many_rows and library.orca_units() != b"amx":
             assert matrix.kind == WeightKind.FLOAT32
             pytest.skip("this processor has no tiles")
         assert matrix.kind == (WeightKind.FLOAT32_THIRDS if many_rows else WeightKind.FLOAT32)
-        all_rows = _multiply(library, matrix, x)
+        all_rows = multiply(packer, matrix, x)
         for rows in ROWS:
-            assert torch.equal(_multiply(library, matrix, x[-rows:]), all_rows[-rows:])
+            assert torch.equal(multiply(packer, matrix, x[-rows:]), all_rows[-rows:])
         errors.append(float((all_rows - exact).norm() / exact.norm()))
     thirds, floats = errors
     assert thirds <= max(floats, 2**-23)
-
-
-def _multiply(library: Kernels, matrix: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
-    x, to = x.contiguous(), torch.full((len(x), matrix.outputs), torch.nan)
-    library.orca_multiply(
-        ctypes.byref(matrix.struct()), ctypes.c_void_p(x.data_ptr()), len(x), 2, ctypes.c_void_p(to.data_ptr())
-    )
-    return to
 
 
 def test_kinds_are_those_of_the_kernels() -> None:
