@@ -64,8 +64,8 @@ class Setup:
 class LocalPool(ReferencePool):
     """A system that answers requests. A user gets a token when it is committed, as in the real pool."""
 
-    def __init__(self) -> None:
-        super().__init__(LoopClock(), NO_LIMITS)
+    def __init__(self, limits: Limits = NO_LIMITS) -> None:
+        super().__init__(LoopClock(), limits)
         self.answers: list[Answer] = []  # in order of submission, also those that have not ended
         self._open: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
         self._began = self._clock.now()
