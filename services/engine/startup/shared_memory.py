@@ -336,7 +336,7 @@ class SharedMemory:
         return tensor.view(dtype).view(shape)
 
     def _backed(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As `zeros`, but on a CPU in huge pages from the start: making them of small ones would copy what was written."""
+        """As `zeros`, on a CPU in huge pages from the start: small ones that become huge are copied."""
         tensor = self.zeros(shape, dtype, device)
         for region in self._regions.get(MEMFD, ()):
             if region.used > region.huge:
