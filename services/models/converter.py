@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,9 @@ from services.models.weights_files import weights_files
 from services.text.tokenizer_config import TEMPLATES, lacks_tokens
 
 EVERY = 0.2  # seconds between lines `count`
+
+# As for an engine, whose trial this process may run afterwards. torch reads it when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # beginnings of the names of files that hold a tokenizer, or from which transformers makes one
 _OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "tiktoken", "tekken")

@@ -53,16 +53,18 @@ def _q4_k(blocks: torch.Tensor) -> Factors:
 
 
 def _q5_k(blocks: torch.Tensor) -> Factors:
-    bits = blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return (_halves_of_64(blocks[:, 48:]) | bits.reshape(-1, 256) << 4, *_k_factors(blocks))
+    codes = _halves_of_64(blocks[:, 48:]).view(torch.int32).view(-1, 8, 8)
+    bits = blocks[:, None, 16:48].contiguous().view(torch.int32)
+    codes |= (bits >> torch.arange(8, dtype=torch.int32)[:, None] & 0x01010101) << 4
+    return (codes.view(torch.uint8).view(-1, 256), *_k_factors(blocks))
 
 
 def _q6_k(blocks: torch.Tensor) -> Factors:
-    low = blocks[:, :128].reshape(-1, 2, 1, 64) >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8) & 3
-    codes = low.reshape(-1, 2, 4, 32) | high << 4
+    codes = _nibbles(blocks[:, :128].reshape(-1, 64)).view(torch.int32).view(-1, 2, 4, 8)
+    high = blocks[:, 128:192].contiguous().view(torch.int32).view(-1, 2, 1, 8)
+    codes |= (high >> torch.tensor([[0], [2], [4], [6]], dtype=torch.int32) & 0x03030303) << 4
     scales = blocks[:, 192:208].view(torch.int8).to(torch.float32) * _halves(blocks[:, 208:])
-    return codes.reshape(-1, 256), scales, scales * -32
+    return codes.view(torch.uint8).view(-1, 256), scales, scales * -32
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Factors:
@@ -104,10 +106,11 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
 
 def _k_factors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales and offsets of a block's eight groups: six bits each, times a float16."""
-    packed = blocks[:, 4:16]
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
-    least = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
+    first, second, third = blocks[:, 4:16].contiguous().view(torch.int32).unbind(1)
+    scales, least = (
+        torch.stack([low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030], 1).view(torch.uint8)
+        for low, high in ((first, third), (second, third >> 4))
+    )
     return scales * _halves(blocks[:, :2]), -(least * _halves(blocks[:, 2:4]))
 
 

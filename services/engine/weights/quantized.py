@@ -209,16 +209,16 @@ def quantize(weight: torch.Tensor, form: GroupFormat) -> QuantizedWeight:
     groups = weight.to(torch.float32).view(outputs, inputs // size, size)
     if values != Values.INTEGERS:
         scales = groups.abs().amax(-1) / values.most
-        scales = _halves(scales) if values.book else scales
+        scales = halves(scales) if values.book else scales
         codes = values.codes((groups / scales[..., None]).clamp(-values.most, values.most))
         return QuantizedWeight.of_values(codes.view(outputs, inputs), scales, size, values)
     least, most = groups.amin(-1), groups.amax(-1)
-    scales, offsets = _halves((most - least) / ((1 << bits) - 1)), _halves(least)
+    scales, offsets = halves((most - least) / ((1 << bits) - 1)), halves(least)
     codes = values.codes(((groups - offsets[..., None]) / scales[..., None]).clamp_(0, (1 << bits) - 1))
     return QuantizedWeight(codes.view(outputs, inputs), scales, offsets, bits, size)
 
 
-def _halves(factors: torch.Tensor) -> torch.Tensor:
+def halves(factors: torch.Tensor) -> torch.Tensor:
     """Rounded to float16, as GGUF files have them."""
     return factors.to(torch.float16).to(torch.float32)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from services.engine.backends.stock.attention import NAME
@@ -121,8 +122,9 @@ def _replace_head(model: Any, pooling: Pooling, folder: Path) -> None:
 
 def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:
     """A model of this config with weights from `tensors` and with our attention, if it can be replaced."""
-    with device:
+    with device, no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors.read(name))
