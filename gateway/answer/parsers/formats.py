@@ -22,7 +22,7 @@ from gateway.answer.parsers.thinking import ReasoningFormat
 JSON = JsonObject()
 HERMES = CallFormat(JSON, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n")
 QWEN_XML = Xml("<function={name}>\n", "<parameter={key}>\n{value}\n</parameter>\n", "</function>")
-QWEN = CallFormat(QWEN_XML, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n")
+QWEN = CallFormat(QWEN_XML, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n", begins_bare=True)
 GLM = Xml("{name}\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
 DEEPSEEK = CallFormat(
     NamedJson(
@@ -126,6 +126,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
         call=replace(QWEN_XML, parameter="<parameter={key}>{value}</parameter>\n"),
         begin="<seed:tool_call>",
         end="</seed:tool_call>",
+        begins_bare=False,
     ),
     "smollm2": CallFormat(JSON, "<tool_call>", "[", "]", "</tool_call>", listed=True, separator=", "),
     "step3p5": replace(QWEN, separator=""),
