@@ -16,6 +16,7 @@ from services.text.plain_encoder import load_backend
 from services.text.token_bytes import TextTables
 from services.text.tokenizer_config import TokenizerConfig
 from services.text.tokenizer_json import read_tokenizer_json
+from services.text.tool_fallback import INSTRUCTIONS, RESPONSE
 
 Text = str | tuple[str, str]  # or a pair of texts
 
@@ -60,7 +61,8 @@ class Tokenizer:
         assert tables.with_special is not None
         bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
         config = TokenizerConfig.load(folder)
-        plain = PlainContents(raw, f"{config.chat_template}{config.tool_template}") if exact else None
+        written = f"{config.chat_template}{config.tool_template}{INSTRUCTIONS}{RESPONSE}"
+        plain = PlainContents(raw, written) if exact else None
         return cls(load_backend(folder), tables, ChatTemplate.load(folder), config, bound, plain)
 
     @property

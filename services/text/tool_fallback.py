@@ -17,6 +17,7 @@ You can call functions. These are the functions, as JSON:
 To call one or more functions, write a JSON list of calls and nothing else, in this form:
 <tool_call>[{{"name": "the name of a function", "arguments": {{"the name of an argument": "its value"}}}}]</tool_call>
 The results of the calls will follow in <tool_response>. If no function is of use, answer without a call."""
+RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 
 def has_calls(message: Mapping[str, Any]) -> bool:
@@ -55,7 +56,7 @@ def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mappi
 
 
 def _result(message: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+    return {"role": "user", "content": RESPONSE.format(message.get("content") or "")}
 
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
