@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -20,18 +21,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
-from services.text.tool_fallback import has_calls, with_tools_as_text
+from services.text.tool_fallback import RESULT, has_calls, with_instructions, with_tools_as_text
 
 # The mark is appended to the message that is continued, to find its end in the rendered text. It is random, so no
 # message contains it. If the space at its end is missing afterwards, the template strips contents.
 _MARK = f"<<{secrets.token_hex(16)}>> "
+
+Arguments = Literal["", "object", "text"]
+# messages that show what a template writes
+_SAID = secrets.token_hex(16)
+_USER: dict[str, Any] = {"role": "user", "content": "a"}
+_SYSTEM = [{"role": "system", "content": _SAID}, _USER]
+_CALL: dict[str, Any] = {"id": "a00000000", "type": "function", "function": {"name": "a", "arguments": {"a": _SAID}}}
+_CALLED: dict[str, Any] = {"role": "assistant", "tool_calls": [_CALL]}
+_RESULT: dict[str, Any] = {"role": RESULT, "content": "a", "name": "a", "tool_call_id": "a00000000"}
+_FUNCTION = {"name": "a", "description": "a", "parameters": {"type": "object", "properties": {}}}
 
 
 class ChatTemplate:
     """A compiled chat template and the special tokens that it may use (`bos_token`, ...).
 
     `tool_source`: the template for requests with tools, if it is another one. `uses_tools`: whether the template of
-    such requests knows tools; otherwise they are described in text (see `tool_fallback`).
+    such requests knows tools; otherwise they are described in text (see `tool_fallback`). `call_form`: how the model
+    writes a call, for such a text beside a template that writes calls.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
@@ -44,6 +56,8 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
         self._special_tokens = dict(special_tokens)
+        self.call_form = ""
+        self._arguments: dict[tuple[_Compiled, bool], Arguments] = {}
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
@@ -83,8 +97,14 @@ class ChatTemplate:
         }
         template = self._tool_template if tools else self._template
         described = tools if tools and not self.uses_tools else ()
-        if described or (any(map(has_calls, given)) and not template.writes_calls):
-            given = with_tools_as_text(given, described)
+        called = any(map(has_calls, given))
+        if (described and not self.call_form) or (called and not self._written(template, bool(tools))):
+            given = with_tools_as_text(given, described, self._takes_system)
+        else:
+            if described:
+                given = with_instructions(given, described, self._takes_system, self.call_form)
+            if called and self._written(template, bool(tools)) == "text":
+                given = list(map(_with_written_arguments, given))
         content = given[-1].get("content") if continue_final_message else ""
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
@@ -99,19 +119,57 @@ class ChatTemplate:
             text = template.render(given, variables | {"tools": whole})  # some, as GPT-OSS's, need each description
         return _open(text, content) if continue_final_message and isinstance(content, str) else text
 
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the template writes calls of the history, with or without tools."""
+        return bool(self._written(self._template, False))
 
-@dataclass(frozen=True, slots=True)
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template writes messages of the system."""
+        try:
+            return _SAID in self._template.render(_SYSTEM, self._special_tokens | {"tools": None})
+        except ValueError:
+            return False
+
+    def _written(self, template: _Compiled, tools: bool) -> Arguments:
+        """How the template takes the arguments of calls in the history; "" if it does not write calls. `tools`: whether
+        the request has some."""
+        if (template, tools) not in self._arguments:
+            described = [{"type": "function", "function": _FUNCTION}] if tools else None
+            found: Arguments = ""
+            if "tool_calls" in template.source:
+                found = template.written(self._special_tokens | {"tools": described, "add_generation_prompt": True})
+            self._arguments[template, tools] = found
+        return self._arguments[template, tools]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
-    """A template in compiled form. `writes_calls`: whether the template writes calls of the history. `reads_parts`: see
-    `_reads_parts`."""
+    """A template in compiled form. `reads_parts`: see `_reads_parts`."""
 
     template: Template
-    writes_calls: bool
+    source: str
     reads_parts: bool
 
     @classmethod
     def of(cls, source: str, environment: ImmutableSandboxedEnvironment) -> _Compiled:
-        return cls(environment.from_string(source), "tool_calls" in source, _reads_parts(environment.parse(source)))
+        return cls(environment.from_string(source), source, _reads_parts(environment.parse(source)))
+
+    def written(self, variables: Mapping[str, Any]) -> Arguments:
+        """How the template takes the arguments of calls; "" if these are not in its text, also beside a content."""
+        chats = [[_USER, {**_CALLED, "content": content}, _RESULT] for content in ("", "a")]
+        try:
+            if all(_SAID in self.render(chat, variables) for chat in chats):
+                return "object"
+        except ValueError:
+            pass
+        try:
+            if all(_SAID in self.render(list(map(_with_written_arguments, chat)), variables) for chat in chats):
+                return "text"
+        except ValueError:
+            pass
+        return ""
 
     def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the text of the messages. Raises ValueError for messages that the template refuses."""
@@ -123,6 +181,16 @@ class _Compiled:
             raise ValueError(str(error)) from None
         except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the message with the arguments of its calls as text."""
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    written = [{**each, "arguments": json.dumps(each["arguments"], ensure_ascii=False)} for each in functions]
+    calls = [{**call, "function": made} for call, made in zip(message["tool_calls"], written, strict=True)]
+    return message | {"tool_calls": calls}
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -259,6 +259,54 @@ def test_a_template_of_tools_that_does_not_write_calls_gets_them_as_text(tools: 
     assert "You can call functions" not in text  # the template describes them
 
 
+REFUSING = (  # as Gemma 2's
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + PLAIN
+)
+
+
+def test_a_template_without_a_system_gets_the_tools_with_the_first_message() -> None:
+    text = ChatTemplate(REFUSING, {}).apply([USER, CALLED, RESULT], tools=TOOLS)
+    assert text.startswith("<user>You can call functions.")
+    assert text.count("You can call functions.") == 1
+    assert "answer without a call.\n\nWeather?</user><assistant><tool_call>" in text
+    with pytest.raises(ValueError, match="System role not supported"):
+        ChatTemplate(REFUSING, {}).apply([{"role": "system", "content": "Be brief."}, USER], tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if not m.content %}{{ m.tool_calls }}{% endif %}{% endfor %}",
+        "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.parameters + '' }}{% endfor %}",
+    ],
+    ids=["without a content", "with an empty content", "fails"],
+)
+def test_calls_that_a_template_does_not_write_are_text(source: str) -> None:
+    """Though it names `tool_calls`."""
+    text = ChatTemplate(source + PLAIN, {}).apply([USER, {**CALLED, "content": "I look."}, RESULT])
+    assert 'I look.\n<tool_call>[{"name": "weather", "arguments": {"city": "é"}}]</tool_call>' in text
+
+
+WRITING = (  # as DeepSeek's: it writes calls, with arguments as text, but no tools
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}"
+    "{{ '<call>' + c.function.name + '<sep>' + c.function.arguments }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_writes_calls_but_no_tools() -> None:
+    template = ChatTemplate(WRITING, {})
+    assert (template.uses_tools, template.writes_calls) == (False, True)
+    assert "<tool_call>[" in template.apply([USER, CALLED, RESULT], tools=TOOLS), "unless its form is known"
+    template.call_form = "<call>NAME<sep>{}"
+    text = template.apply([USER, CALLED, RESULT], tools=TOOLS)
+    assert text.startswith("<system>You can call functions.")
+    assert "in this form:\n<call>NAME<sep>{}\nThe results of the calls will follow. If" in text
+    assert "weather" in text
+    assert text.endswith('<user>Weather?<assistant><call>weather<sep>{"city": "é"}<tool>{"rain": true}')
+    assert template.apply([USER, CALLED, RESULT]) in text
+
+
 def test_the_default_model_gets_the_fallback(default_model: Path) -> None:
     text = Tokenizer.load(default_model).apply_chat_template([USER, CALLED, RESULT], tools=TOOLS)
     assert text.count("<|im_start|>system") == 1
