@@ -28,7 +28,7 @@ from gateway.tools import ToolUse
 SEPARATOR = "\n\n"  # between consecutive messages of one role, which form one turn
 TEXT_BLOCKS = TextParts(
     {"text": "text"},
-    ignored=frozenset({"cache_control"}),
+    ignored=frozenset({"cache_control", "citations"}),
     noun="block",
     unsupported="has a block of type '{kind}'; this server takes text, thinking, and tools of the client",
 )

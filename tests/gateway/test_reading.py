@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from gateway.answer.plan import Plan
-from gateway.answer.reading import fixed_tokens
+from gateway.answer.reading import ModelReading, fixed_tokens
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
 from gateway.http.body import validate
@@ -91,13 +91,14 @@ async def test_a_template_that_writes_calls_but_no_tools_has_its_own_format(fold
     assert made.plan.tool_parser == "deepseek_v31"
     (sequence,) = made.submission.sequences
     assert "uff5ctool" in sequence.sampling.grammar  # within JSON within JSON
-    text = checker.model.tokenizer.decode(made.plan.prompts[0], skip_special_tokens=False)
+    tokenizer = Tokenizer.load(folder)
+    text = tokenizer.decode(sequence.prompt, skip_special_tokens=False)
     begin, written, rest = text.partition('<｜tool▁sep｜>{"a": "é"}')
     assert written
     assert rest == "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     assert '<｜tool▁call▁begin｜>the name of a function<｜tool▁sep｜>{"the name of an argument"' in begin
-    fallback = validator(folder, WRITING, tool_call_parser="smollm2")
-    assert "<tool_call>[{" in fallback.model.tokenizer.apply_chat_template(SAID, tools=TOOLS)
+    ModelReading(tokenizer, Settings(tool_call_parser="smollm2"))
+    assert "<tool_call>[{" in tokenizer.apply_chat_template(SAID, tools=TOOLS)
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,45 @@ def test_tools_are_rendered_as_in_transformers(family: str, tools: Any, byte_lev
         assert ("weather" in want) == (tools is not None or CALLED in chat)
 
 
-def test_a_refusal_of_calls_is_the_template_s() -> None:
-    two = {"role": "assistant", "content": "", "tool_calls": CALLED["tool_calls"] * 2}
-    with pytest.raises(ValueError, match=r"^One call at once\.$"):
-        ChatTemplate(LLAMA, SPECIAL).apply([USER, two], tools=TOOLS)
+FIRST = (
+    "{{ tools }}"
+    "{% for m in messages %}{{ (m.tool_calls[0].function if m.tool_calls else m.content) | tojson }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [LLAMA, FIRST], ids=["refuses two calls", "writes the first one"])
+def test_a_template_for_one_call_gets_calls_one_by_one(source: str) -> None:
+    calls = [call(id, "weather", city=id) for id in ("called 1", "called 2", "called 3")]
+    results = [{"role": "tool", "content": f"told {id}", "tool_call_id": f"called {id}"} for id in (2, 1, 3)]
+    two = {"role": "assistant", "content": "", "tool_calls": calls}
+    order = ["called 1", "told 1", "called 2", "told 2", "called 3", "told 3", "Weather?"]
+    without_ids = [{"role": "tool", "content": f"told {id}"} for id in (1, 2, 3)]
+    for told in (results, without_ids):
+        text = ChatTemplate(source, SPECIAL).apply([USER, two, *told, USER], tools=TOOLS)
+        places = [text.rindex(each) for each in order]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning", "thought"])
+def test_templates_get_the_reasoning_by_the_name_that_they_know(name: str) -> None:
+    chat = [USER, {"role": "assistant", "content": "It rains.", "reasoning_content": "So."}]
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m." + name + " %}[{{ m." + name + " }}]{% endif %}{% endfor %}", {}
+    )
+    assert template.apply(chat) == "[So.]"
+    assert ChatTemplate("{{ messages[1]['" + name + "'] }}", {}).apply(chat) == "So."
+
+
+def test_a_template_that_takes_reasoning_or_content_before_a_call_gets_both_as_one() -> None:
+    source = (  # as GPT-OSS's
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}{% if m.tool_calls %}analysis {{ m.content or m.thinking }} call {{ m.tool_calls[0].function }}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    chat = [USER, {**CALLED, "content": "I look.", "reasoning_content": "Hm."}, RESULT]
+    assert ChatTemplate(source, {}).apply(chat).startswith("Weather?;analysis Hm.\n\nI look. call ")
+    chat[1] = {**CALLED, "reasoning_content": "Hm."}
+    assert ChatTemplate(source, {}).apply(chat).startswith("Weather?;analysis Hm. call ")
 
 
 def test_a_template_that_needs_a_description_gets_an_empty_one() -> None:
