@@ -196,6 +196,7 @@ class Conversation(Strict):
     mcp_servers: Annotated[None, only([])] = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[None, only(instead="output_config")] = None  # its older name
     context_management: Annotated[None, BeforeValidator(_kept_context)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
