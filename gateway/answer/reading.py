@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from gateway.answer.own_marks import own_marks
 from gateway.answer.parameter_types import types_of
-from gateway.answer.parsers.call_format import Xml
+from gateway.answer.parsers.call_format import CALL_ID, INDEX, NAME, NamedJson, Xml
 from gateway.answer.parsers.formats import (
     CALL_FORMATS,
     REASONING_FORMATS,
@@ -25,7 +26,7 @@ from gateway.tools import ToolUse
 from services.errors import ModelError
 from services.requests import ThinkingBudget
 from services.settings.settings import Settings
-from services.text import Tokenizer
+from services.text import Tokenizer, tool_fallback
 
 AUTO, NONE = "auto", "none"  # of the settings
 FALLBACK = "smollm2"  # the parser for templates that do not know tools (see `tool_fallback`)
@@ -68,9 +69,10 @@ class ModelReading:
         """Raises ModelError for a parser that does not read the calls that the model is asked for."""
         self._tokenizer = tokenizer
         check_tool_parser(settings.tool_call_parser, tokenizer.template_knows_tools)
-        self.tool_parser = _of_template(
-            _chosen(settings.tool_call_parser, tool_family(tokenizer)), tool_family(tokenizer)
-        )
+        family = tool_family(tokenizer)
+        self.tool_parser = _of_template(_chosen(settings.tool_call_parser, family), family)
+        if not tokenizer.template_knows_tools and self.tool_parser == family != FALLBACK:
+            tokenizer.describe_calls(form_of(family))
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
         self._closings: dict[ReasoningFormat, str] = {}
 
@@ -153,10 +155,22 @@ def _of_template(name: str, family: str) -> str:
 
 def tool_family(tokenizer: Tokenizer) -> str:
     """The parser of the calls that the chat template writes in the history; empty if it is of no known family. A
-    template that does not use tools gets text in the syntax of `smollm2`."""
-    if not tokenizer.template_knows_tools:
-        return FALLBACK
-    return recognized(tokenizer.config.tool_template or tokenizer.config.chat_template or "", SIGNS)
+    template that does not use tools gets text: with calls in this form if it writes calls, as DeepSeek's do, otherwise
+    in the syntax of `smollm2`."""
+    family = recognized(tokenizer.config.tool_template or tokenizer.config.chat_template or "", SIGNS)
+    if tokenizer.template_knows_tools or (tokenizer.template_writes_calls and form_of(family)):
+        return family
+    return FALLBACK
+
+
+def form_of(family: str) -> str:
+    """How a call is written, as an example without values; empty if a description would need more than that."""
+    form = CALL_FORMATS.get(family)
+    if form is None or not isinstance(form.call, NamedJson):
+        return ""
+    head = form.call.head.replace(NAME, tool_fallback.NAME).replace(INDEX, "0").replace(CALL_ID, "")
+    call = f"{head}{json.dumps(tool_fallback.ARGUMENTS)}{form.call.close}"
+    return f"{form.begin}{form.before}{call}{form.after}{form.end}"
 
 
 def reasoning_family(tokenizer: Tokenizer) -> str:

@@ -65,6 +65,8 @@ def _text_or_calls(rules: CallRules, use: ToolUse, form: ReasoningFormat | None)
     """Free text, and calls after it. What follows the mark of a call is a call. `form`: the marks of the reasoning,
     with which the text must not begin."""
     mark, limit = rules.form.begin, f" & ~/\\s*{escaped(form.begin)}(.|\\n)*/" if form else ""
+    if rules.form.opening:  # which begins a call without the mark
+        limit += f" & ~/(.|\\n)*{escaped(rules.form.opening)}(.|\\n)*/"
     if not mark:  # text that does not begin like a call
         lines = ["start: after_mark | OTHER", rf"OTHER: /(\s*[^\s{escaped(rules.form.bare)}](.|\n)*)?/" + limit]
     elif rules.special(mark):  # not part of text

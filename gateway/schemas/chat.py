@@ -41,7 +41,10 @@ class TextPart(TypedDict):
 
 
 class FunctionCall(Strict):
-    """The function that a model called. The openai package adds `parsed_arguments` when it dumps an answer."""
+    """The function that a model called. As of a `Message`, fields that are not known have no effect: other servers add
+    some to their answers, and the openai package `parsed_arguments`."""
+
+    model_config = ConfigDict(extra="ignore")
 
     name: str
     arguments: str | dict[str, Any] = ""
@@ -62,7 +65,10 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    """A call in the history of a conversation. The arguments of a custom tool are its input, as it is."""
+    """A call in the history of a conversation. The arguments of a custom tool are its input, as it is. Fields that are
+    not known have no effect, as of a `FunctionCall`."""
+
+    model_config = ConfigDict(extra="ignore")
 
     function: FunctionCall
     id: str | None = None
@@ -185,6 +191,9 @@ class ChatRequest(GenerationFields):
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
     moderation: Annotated[None, only()] = None
+    cache_control: dict[str, Any] | None = None  # no effect
+    thinking: Annotated[None, only(instead="chat_template_kwargs")] = None
+    enable_thinking: Annotated[None, only(instead="chat_template_kwargs")] = None
     reasoning_effort: Effort | None = None
     reasoning: Annotated[None, BeforeValidator(no_options)] = None
     verbosity: Verbosity | None = None

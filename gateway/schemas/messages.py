@@ -28,7 +28,7 @@ from gateway.tools import ToolUse
 SEPARATOR = "\n\n"  # between consecutive messages of one role, which form one turn
 TEXT_BLOCKS = TextParts(
     {"text": "text"},
-    ignored=frozenset({"cache_control"}),
+    ignored=frozenset({"cache_control", "citations"}),
     noun="block",
     unsupported="has a block of type '{kind}'; this server takes text, thinking, and tools of the client",
 )
@@ -196,6 +196,7 @@ class Conversation(Strict):
     mcp_servers: Annotated[None, only([])] = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[None, only(instead="output_config")] = None  # its older name
     context_management: Annotated[None, BeforeValidator(_kept_context)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None

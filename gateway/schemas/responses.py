@@ -90,6 +90,7 @@ class InputItem(Strict):
     output: Text | None = None
     summary: Text | None = None
     encrypted_content: str | None = None  # of another server, which Orca cannot read
+    caller: dict[str, Any] | None = None  # of a call, no effect
     parsed_arguments: Any = None  # the openai package adds it when it dumps a call
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ class TextParts:
     fields: dict[str, str]
     ignored: frozenset[str]
     noun: str = "part"
-    unsupported: str = "has a part that is not text; this server takes text alone"
+    unsupported: str = "has a part of type '{kind}'; this server takes text alone: leave the part out"
 
     def text(self, content: Any) -> str:
         """The string, or the texts of the parts joined. Raises ValueError, also for parts other than text."""

@@ -136,6 +136,7 @@ class FunctionObject(Strict):
 class ChatTool(Strict):
     type: Literal["function"]
     function: FunctionObject
+    cache_control: dict[str, Any] | None = None  # no effect
 
     @property
     def tool(self) -> Tool:
@@ -169,10 +170,11 @@ class ResponseTool(Strict):
 class MessageTool(Strict):
     """A tool of Anthropic's messages that the client runs."""
 
-    type: Literal["custom"] = "custom"
+    type: Literal["custom"] | None = "custom"
     name: ToolName
     description: str | None = None
     input_schema: Parameters
+    input_examples: list[dict[str, Any]] | None = None  # no effect
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None  # no effect
     eager_input_streaming: bool | None = None  # no effect: arguments are always streamed

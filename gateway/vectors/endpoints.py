@@ -127,8 +127,7 @@ class _Pairs(_Vectors[P]):
             text = f"This model is a classifier of {pooling.size} classes; scores are made by one of a single class"
             raise ApiError(Kind.INVALID, f"{text}; use /classify.", "model")
         firsts = firsts if len(firsts) > 1 else firsts * len(seconds)
-        pairs = [inputs.pair(one, other, fields.instruction) for one, other in zip(firsts, seconds, strict=True)]
-        return 0, inputs.encoded(pairs, param, keep, special=not pooling.yes_no)
+        return 0, inputs.pairs(list(zip(firsts, seconds, strict=True)), fields.instruction, param, keep)
 
 
 class Score(_Pairs[ScoreRequest]):

@@ -78,13 +78,33 @@ class VectorInputs:
             raise ApiError(Kind.INVALID, text, "prompt_name")
         return prompts[name]
 
-    def pair(self, first: str, second: str, instruction: str | None) -> Text:
-        """How a reranker reads a pair."""
+    def pairs(
+        self, pairs: Sequence[tuple[str, str]], instruction: str | None, param: str, keep: int | None
+    ) -> list[EncodedText]:
+        """The token ids of pairs of texts as a reranker reads them; see `encoded`."""
         if not self._pooling.yes_no:
-            return first, second
+            return self.encoded(pairs, param, keep)
+        asked = [self._asked(first, second, instruction) for first, second in pairs]
+        plain = iter(self.encoded([text for text, mark in asked if not mark], param, keep, special=False))
+        return [self._protected(text, mark, param, keep) if mark else next(plain) for text, mark in asked]
+
+    def _asked(self, first: str, second: str, instruction: str | None) -> tuple[str, str]:
+        """How a reranker of yes and no is asked about a pair, and the mark in what is spelled like a control token; ""
+        if nothing is."""
+        told = {"role": "instruction", "content": INSTRUCTION if instruction is None else instruction}
+        messages = [{"role": "query", "content": first}, {"role": "document", "content": second}, told]
+        mark = ""
+        if not self._model.allow_control_tokens:
+            messages, _, mark = self._model.tokenizer.protected(messages, (), lambda text: ())
+        *texts, told = messages
         if self._chat_template:
-            messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]
-            variables = {} if instruction is None else {"instruction": instruction}
-            return self._model.tokenizer.apply_chat_template(messages, kwargs=variables)
-        told = instruction or INSTRUCTION
-        return f"{QUESTION}<Instruct>: {told}\n<Query>: {first}\n<Document>: {second}{ANSWER}"
+            variables = {} if instruction is None else {"instruction": told["content"]}
+            return self._model.tokenizer.apply_chat_template(texts, kwargs=variables), mark
+        query, document = (text["content"] for text in texts)
+        return f"{QUESTION}<Instruct>: {told['content']}\n<Query>: {query}\n<Document>: {document}{ANSWER}", mark
+
+    def _protected(self, text: str, mark: str, param: str, keep: int | None) -> EncodedText:
+        """The token ids of a text with marks, which are no part of it."""
+        if keep is None:
+            self.check_length(self._model.tokenizer.least_tokens(text.replace(mark, "")), param, "at least ")
+        return self.given(self._model.tokenizer.encode_protected(text, mark, False), param, keep)

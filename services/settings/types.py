@@ -124,6 +124,7 @@ ToolCallParser = Annotated[
         "deepseek_v3",
         "deepseek_v31",
         "deepseek_v32",
+        "deepseek_v4",
         "gemma4",
         "glm45",
         "glm47",

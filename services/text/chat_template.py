@@ -6,10 +6,12 @@ Templates come with models and are not trusted. They run in Jinja's immutable sa
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,19 +21,26 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
+from services.text.call_history import FUNCTION, SAID, Written, written_by
 from services.text.tokenizer_config import TokenizerConfig
-from services.text.tool_fallback import has_calls, with_tools_as_text
+from services.text.tool_fallback import has_calls, with_instructions, with_tools_as_text
 
 # The mark is appended to the message that is continued, to find its end in the rendered text. It is random, so no
 # message contains it. If the space at its end is missing afterwards, the template strips contents.
 _MARK = f"<<{secrets.token_hex(16)}>> "
+
+# a conversation with a text of the system
+_SYSTEM = [{"role": "system", "content": SAID[0]}, {"role": "user", "content": "a"}]
+# what templates call the reasoning of an answer; the first one that a template names
+_REASONING = ("reasoning_content", "thinking", "reasoning", "thought")
 
 
 class ChatTemplate:
     """A compiled chat template and the special tokens that it may use (`bos_token`, ...).
 
     `tool_source`: the template for requests with tools, if it is another one. `uses_tools`: whether the template of
-    such requests knows tools; otherwise they are described in text (see `tool_fallback`).
+    such requests knows tools; otherwise they are described in text (see `tool_fallback`). `call_form`: how the model
+    writes a call, for such a text beside a template that writes calls.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
@@ -44,6 +53,8 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {_place(error)}") from None
         self._special_tokens = dict(special_tokens)
+        self.call_form = ""
+        self._calls: dict[tuple[_Compiled, bool], Written | None] = {}
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
@@ -83,8 +94,13 @@ class ChatTemplate:
         }
         template = self._tool_template if tools else self._template
         described = tools if tools and not self.uses_tools else ()
-        if described or (any(map(has_calls, given)) and not template.writes_calls):
-            given = with_tools_as_text(given, described)
+        written = self._written(template, bool(tools)) if any(map(has_calls, given)) else Written(False, True)
+        if written is None or (described and not self.call_form):
+            given = with_tools_as_text(given, described, self._takes_system)
+        elif described:
+            given = with_instructions(written.of(given), described, self._takes_system, self.call_form)
+        else:
+            given = written.of(given)
         content = given[-1].get("content") if continue_final_message else ""
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
@@ -99,22 +115,57 @@ class ChatTemplate:
             text = template.render(given, variables | {"tools": whole})  # some, as GPT-OSS's, need each description
         return _open(text, content) if continue_final_message else text
 
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the template writes calls of the history, with or without tools."""
+        return self._written(self._template, False) is not None
 
-@dataclass(frozen=True, slots=True)
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template writes messages of the system."""
+        try:
+            return SAID[0] in self._template.render(_SYSTEM, self._special_tokens | {"tools": None})
+        except ValueError:
+            return False
+
+    def _written(self, template: _Compiled, tools: bool) -> Written | None:
+        """How the template writes calls of the history; None if it does not. `tools`: whether the request has some."""
+        if (template, tools) not in self._calls:
+            described = [{"type": "function", "function": FUNCTION}] if tools else None
+            variables = self._special_tokens | {"tools": described, "add_generation_prompt": True}
+            found = written_by(lambda chat: template.render(chat, variables)) if template.names_calls else None
+            self._calls[template, tools] = found
+        return self._calls[template, tools]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
-    """A template in compiled form. `writes_calls`: whether the template writes calls of the history. `reads_parts`: see
-    `_reads_parts`."""
+    """A template in compiled form. `names_calls`: it has the name of the calls of a message. `reads_parts`: see
+    `_reads_parts`. `reasoning`: what it calls the reasoning of a message."""
 
     template: Template
-    writes_calls: bool
+    names_calls: bool
     reads_parts: bool
+    reasoning: str
 
     @classmethod
     def of(cls, source: str, environment: ImmutableSandboxedEnvironment) -> _Compiled:
-        return cls(environment.from_string(source), "tool_calls" in source, _reads_parts(environment.parse(source)))
+        reasoning = next((name for name in _REASONING if re.search(rf"""[.'"]{name}\b""", source)), _REASONING[0])
+        reads_parts = _reads_parts(environment.parse(source))
+        return cls(environment.from_string(source), "tool_calls" in source, reads_parts, reasoning)
 
     def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the text of the messages. Raises ValueError for messages that the template refuses."""
+        named = [_with_reasoning(message, self.reasoning) for message in messages]
+        try:
+            return self._rendered(named, variables)
+        except ValueError:
+            joined = [_with_thoughts_alone(message, self.reasoning) for message in named]
+            if joined == named:
+                raise
+            return self._rendered(joined, variables)
+
+    def _rendered(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if self.reads_parts:
             messages = [_with_parts(message) for message in messages]
         try:
@@ -123,6 +174,22 @@ class _Compiled:
             raise ValueError(str(error)) from None
         except Exception as error:  # templates are not trusted: one may recurse, or ask for more memory than there is
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _with_reasoning(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """The message with its reasoning under this name."""
+    if _REASONING[0] not in message:
+        return message
+    made = dict(message)
+    return made | {name: made.pop(_REASONING[0])}
+
+
+def _with_thoughts_alone(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """The message with the content before its calls as the end of its reasoning: GPT-OSS's template takes one of both,
+    and writes either on the channel of the reasoning."""
+    if not (message.get("tool_calls") and message.get("content") and message.get(name)):
+        return message
+    return message | {name: f"{message[name]}\n\n{message['content']}", "content": ""}
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,16 +87,20 @@ class PlainContents:
             return found[0] if kept else found[0][0] + mark + found[0][1:]
 
         made = self._pattern.sub(broken, text)
-        longest = self._longest
-        for size in range(min(longest - 1, len(text)), 0, -1):
-            if text[-size:] in self._begins:
-                place = len(made) - size + 1
+        for whole in dict.fromkeys((text, text.rstrip())):  # a template may trim it
+            if size := next((size for size in self._sizes(whole) if whole[-size:] in self._begins), 0):
+                place = len(made) - (len(text) - len(whole)) - size + 1
                 made = made[:place] + mark + made[place:]
                 break
-        for size in range(min(longest - 1, len(text)), 0, -1):
-            if text[:size] in self._ends:
-                return made[: size - 1] + mark + made[size - 1 :] if mark not in made[:size] else made
+        for whole in dict.fromkeys((text, text.lstrip())):
+            if size := next((size for size in self._sizes(whole) if whole[:size] in self._ends), 0):
+                place = len(text) - len(whole) + size - 1
+                return made[:place] + mark + made[place:] if mark not in made[: place + 1] else made
         return made
+
+    def _sizes(self, text: str) -> range:
+        """The lengths that a part of a control token can have in `text`, longest first."""
+        return range(min(self._longest - 1, len(text)), 0, -1)
 
     def encode(self, backend: tokenizers.Tokenizer, text: str, mark: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a rendered `text` with marks, which are not part of it. Raises ValueError if the text has

@@ -16,6 +16,7 @@ from services.text.plain_encoder import load_backend
 from services.text.token_bytes import TextTables
 from services.text.tokenizer_config import TokenizerConfig
 from services.text.tokenizer_json import read_tokenizer_json
+from services.text.tool_fallback import FORM, INSTRUCTIONS, RESPONSE
 
 Text = str | tuple[str, str]  # or a pair of texts
 
@@ -60,7 +61,8 @@ class Tokenizer:
         assert tables.with_special is not None
         bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
         config = TokenizerConfig.load(folder)
-        plain = PlainContents(raw, f"{config.chat_template}{config.tool_template}") if exact else None
+        written = f"{config.chat_template}{config.tool_template}{FORM}{RESPONSE}{INSTRUCTIONS}"
+        plain = PlainContents(raw, written) if exact else None
         return cls(load_backend(folder), tables, ChatTemplate.load(folder), config, bound, plain)
 
     @property
@@ -155,6 +157,17 @@ class Tokenizer:
     def template_knows_tools(self) -> bool:
         """Whether the chat template has a place for tools, see `ChatTemplate.uses_tools`."""
         return self._template is not None and self._template.uses_tools
+
+    @property
+    def template_writes_calls(self) -> bool:
+        """Whether the chat template writes calls of the history."""
+        return self._template is not None and self._template.writes_calls
+
+    def describe_calls(self, form: str) -> None:
+        """Tools that the chat template has no place for are described with calls in this form, and the template writes
+        the calls of the history."""
+        assert self._template is not None
+        self._template.call_form = form
 
     def apply_chat_template(
         self,

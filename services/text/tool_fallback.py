@@ -14,9 +14,12 @@ INSTRUCTIONS = """\
 You can call functions. These are the functions, as JSON:
 <tools>{tools}</tools>
 
-To call one or more functions, write a JSON list of calls and nothing else, in this form:
-<tool_call>[{{"name": "the name of a function", "arguments": {{"the name of an argument": "its value"}}}}]</tool_call>
-The results of the calls will follow in <tool_response>. If no function is of use, answer without a call."""
+To call one or more functions, write {calls} and nothing else, in this form:
+{form}
+The results of the calls will follow{place}. If no function is of use, answer without a call."""
+NAME, ARGUMENTS = "the name of a function", {"the name of an argument": "its value"}
+FORM = f"<tool_call>{json.dumps([{'name': NAME, 'arguments': ARGUMENTS}])}</tool_call>"
+RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 
 def has_calls(message: Mapping[str, Any]) -> bool:
@@ -24,23 +27,31 @@ def has_calls(message: Mapping[str, Any]) -> bool:
     return bool(message.get("tool_calls")) or message["role"] == RESULT
 
 
-def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` with the roles `system`, `user` and `assistant` alone, and contents that are text. `messages` and
-    `tools` are as for chat templates.
+def with_instructions(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], system: bool, form: str = ""
+) -> list[dict[str, Any]]:
+    """`messages` with instructions to call `tools` in this form, and to write nothing else; without one, in that of
+    this module. They become the end of the system's message, or one before the others; without `system`, which a
+    template may not take, the beginning of the first message."""
+    calls, place = ("the calls", "") if form else ("a JSON list of calls", " in <tool_response>")
+    told = INSTRUCTIONS.format(tools=_json(tools), form=form or FORM, calls=calls, place=place)
+    first, *rest = messages
+    if first["role"] == "system":
+        return [first | {"content": _joined(first.get("content"), told)}, *rest]
+    if system:
+        return [{"role": "system", "content": told}, *messages]
+    return [first | {"content": _joined(told, first.get("content") or "")}, *rest]
 
-    The instructions become the end of the first message if that is the system's, otherwise a system message; without
-    `tools`, as where only the history has calls, there are none. Results
-    become a message of the user, together with further results and the user's message that follow.
+
+def with_tools_as_text(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], system: bool = True
+) -> list[dict[str, Any]]:
+    """`messages` with the roles `system`, `user` and `assistant` alone, and contents that are text. `messages` and
+    `tools` are as for chat templates; without `tools`, as where only the history has calls, there are no instructions.
+    `system`: see `with_instructions`. Results become a message of the user, together with further results and the
+    user's message that follow.
     """
-    made: list[dict[str, Any]] = []
-    instructions = INSTRUCTIONS.format(tools=_json(tools))
-    if not tools:
-        made.append(messages[0])
-    elif messages[0]["role"] == "system":
-        made.append(messages[0] | {"content": _joined(messages[0].get("content"), instructions)})
-    else:
-        made += [{"role": "system", "content": instructions}, messages[0]]
-    made += messages[1:]
+    made = with_instructions(messages, tools, system) if tools else list(messages)
     texts: list[dict[str, Any]] = []
     results = False  # whether the last of `texts` ends with results
     for message in made:
@@ -55,7 +66,7 @@ def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mappi
 
 
 def _result(message: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+    return {"role": "user", "content": RESPONSE.format(message.get("content") or "")}
 
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:

@@ -51,11 +51,20 @@ def _glm(line: str) -> str:
     return f"<tool_call>weather{line}{written}</tool_call>{line}<tool_call>now{line}</tool_call>"
 
 
+def _dsml(mark: str) -> str:
+    d = "｜DSML｜"
+    return (
+        f'<{d}{mark}>\n<{d}invoke name="weather">\n<{d}parameter name="city" string="true">né "x" </b></{d}parameter>\n'
+        f'<{d}parameter name="days" string="false">2</{d}parameter>\n'
+        f'<{d}parameter name="list" string="false">{LIST}</{d}parameter>\n</{d}invoke>\n'
+        f'<{d}invoke name="now">\n</{d}invoke>\n</{d}{mark}>'
+    )
+
+
 def _list(begin: str, end: str, separator: str = ", ") -> str:
     return f'{begin}{OBJECT}{separator}{{"name": "now", "arguments": {{}}}}{end}'
 
 
-D = "｜DSML｜"
 PYTHON = "weather(city='né \"x\" </b>', days=2, list=[1, True, None, {'a': 'b'}])"
 PYTHON_JSON = PYTHON.replace("True", "true").replace("None", "null")
 CALLS = {
@@ -76,13 +85,8 @@ CALLS = {
         "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "DeepSeek V3.1",
     ),
-    "deepseek_v32": Recorded(
-        f'<{D}function_calls>\n<{D}invoke name="weather">\n<{D}parameter name="city" string="true">né "x" </b>'
-        f'</{D}parameter>\n<{D}parameter name="days" string="false">2</{D}parameter>\n'
-        f'<{D}parameter name="list" string="false">{LIST}</{D}parameter>\n</{D}invoke>\n'
-        f'<{D}invoke name="now">\n</{D}invoke>\n</{D}function_calls>',
-        "DeepSeek V3.2",
-    ),
+    "deepseek_v32": Recorded(_dsml("function_calls"), "DeepSeek V3.2"),
+    "deepseek_v4": Recorded(_dsml("tool_calls"), "DeepSeek V4"),
     "gemma4": Recorded(
         '<|tool_call>call:weather{city:<|"|>né "x" </b><|"|>,days:2,list:[1,true,null,{a:<|"|>b<|"|>}]}<tool_call|>'
         "<|tool_call>call:now{}<tool_call|>",

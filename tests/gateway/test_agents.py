@@ -9,6 +9,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.http.body import validate
+from gateway.schemas.chat import ChatRequest
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.schemas.responses import ResponseRequest
 
@@ -186,6 +187,48 @@ def test_what_is_not_supported_is_refused_by_name(
     assert caught.value.param == param
     assert named in str(caught.value)
     assert advice in str(caught.value)
+
+
+CALL = {"id": "a", "type": "function", "extra_content": {}, "function": {"name": "f", "arguments": "{}", "strict": 1}}
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": CACHED}]},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": "b"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f"}, "cache_control": CACHED}],
+    "cache_control": CACHED,
+}
+
+
+def test_what_clients_of_several_servers_send_to_chat() -> None:
+    fields = validate(ChatRequest, CHAT)
+    assert fields.messages[1].for_template()["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
+    ]
+
+
+@pytest.mark.parametrize("field", ["thinking", "enable_thinking"])
+def test_fields_of_other_servers_are_refused_with_the_one_that_does_the_same(field: str) -> None:
+    with pytest.raises(ApiError, match=f"'{field}': is not supported by this server; use 'chat_template_kwargs'"):
+        validate(ChatRequest, CHAT | {field: True})
+
+
+def test_tools_and_blocks_as_anthropic_describes_them() -> None:
+    tool = {"type": None, "name": "f", "input_schema": {"type": "object"}, "input_examples": [{"a": 1}]}
+    text = {"type": "text", "text": "a", "citations": []}
+    fields = validate(
+        MessageRequest, CLAUDE_CODE | {"tools": [tool], "messages": [{"role": "user", "content": [text]}]}
+    )
+    assert [made.name for made in fields.tool_use.tools] == ["f"]
+    with pytest.raises(ApiError, match="use 'output_config'"):
+        validate(MessageRequest, CLAUDE_CODE | {"output_format": {"type": "json_schema"}})
+
+
+@pytest.mark.parametrize("part", ["image_url", "file", "input_audio"])
+def test_a_part_that_is_not_text_is_named(part: str) -> None:
+    with pytest.raises(ApiError, match=f"has a part of type '{part}'; this server takes text alone"):
+        validate(ChatRequest, CHAT | {"messages": [{"role": "user", "content": [{"type": part}]}]})
 
 
 @pytest.mark.parametrize("context", [None, {}, {"edits": []}, {"edits": None}])

@@ -17,6 +17,7 @@ from test_parsers import read
 from test_tool_grammars import TABLES, accepts, calls_of, drawn, grammar, tokens_of
 
 from gateway.answer.parameter_types import types_of
+from gateway.answer.parsers.call_format import Xml
 from gateway.answer.parsers.formats import CALL_FORMATS, REASONING_FORMATS
 from gateway.answer.parsers.registry import REASONING_PARSERS, make_parser
 from gateway.answer.parts import CALL, TEXT, Parser, Part
@@ -138,6 +139,12 @@ def test_calls_that_are_free_are_read(name: str) -> None:
         assert all(part.name == "weather" for part in parts if part.kind is CALL)
 
 
+def test_no_call_without_its_mark_passes_by_a_strict_tool() -> None:
+    free = grammar(ToolUse([Tool("f", None, SCHEMA, strict=True)]), "qwen3_coder")
+    assert accepts(free, "So <function is.")
+    assert not accepts(free, "So.\n<function=f>\n</function>")
+
+
 BITS = sorted({mark for form in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in form.marks})
 BITS += ["weather", "now", "<function=", "<parameter=city>", "<parameter=days>", "</function>", '<invoke name="', '">']
 BITS += [
@@ -231,6 +238,21 @@ def test_values_between_tags_have_the_types_of_the_schema(name: str, schema: Any
     assert calls_in(read(made, written)) == [("f", {"a": expected})]
 
 
+@pytest.mark.parametrize("value", ["", "\n", "\n\n", "\n  x = 1\n", "\n\nx\n\n", " x ", "\tné 🐳 </b>", "a < b\n"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if isinstance(CALL_FORMATS[name].call, Xml)])
+def test_a_string_between_tags_is_read_as_it_is(name: str, value: str) -> None:
+    form = CALL_FORMATS[name]
+    assert isinstance(form.call, Xml)
+    written = form.call.parameter.replace("{key}", "a").replace("{is_string}", "true").replace("{value}", value)
+    call = form.call.call.replace("{name}", "f") + written + form.call.close
+    text = f"{form.begin}{form.before}{call}{form.after}{form.end}"
+    whole = read(parser(name), text)
+    assert calls_in(whole) == [("f", {"a": value})]
+    assert read(parser(name), *text) == whole
+    for place in range(1, len(text)):
+        assert read(parser(name), text[:place], text[place:]) == whole, text[:place]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -272,10 +294,42 @@ BROKEN = {
         "",
     ),
     "qwen, JSON instead": ("qwen3_coder", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', [("now", {})], ""),
+    "qwen, no mark": (
+        "qwen3_coder",
+        "So.\n\n<function=now>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\nNow.",
+        [("now", {"a": "1"})],
+        "So.Now.",
+    ),
+    "qwen, no mark and no call": ("qwen3_coder", "Write <function= name>.", [], "Write <function= name>."),
+    "qwen, a bracket": (
+        "qwen3_coder",
+        "<tool_call>{<function=now></function></tool_call>",
+        [("now", {})],
+        "<tool_call>{",
+    ),
+    "qwen, no mark, twice": (
+        "qwen3_coder",
+        "<function=now></function><function=now></function>",
+        [("now", {}), ("now", {})],
+        "",
+    ),
     "glm, a sentence": ("glm45", "<tool_call>so it is</tool_call>", [], "<tool_call>so it is</tool_call>"),
     "kimi, no prefix": (
         "kimi_k2",
         "<|tool_calls_section_begin|><|tool_call_begin|>now:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        [("now", {})],
+        "",
+    ),
+    "kimi, spaces": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|> <|tool_call_begin|> functions.now:0 <|tool_call_argument_begin|> {} "
+        "<|tool_call_end|> <|tool_calls_section_end|>",
+        [("now", {})],
+        "",
+    ),
+    "kimi, no index": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now<|tool_call_argument_begin|>{}<|tool_call_end|>",
         [("now", {})],
         "",
     ),
@@ -285,7 +339,21 @@ BROKEN = {
         [("now", {})],
         "",
     ),
+    "deepseek, a fence twice": (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n``````<｜tool▁call▁end｜>",
+        [("now", {})],
+        "```<｜tool▁call▁end｜>",
+    ),
     "mistral, an id": ("mistral_v11", "[TOOL_CALLS]now[CALL_ID]aB3dE6gH9[ARGS]{}", [("now", {})], ""),
+    "phi, text after the list": (
+        "phi4_mini_json",
+        'functools[{"name": "now", "arguments": {}}] So.',
+        [("now", {})],
+        "So.",
+    ),
+    "pythonic, text after the list": ("pythonic", "[now()]\n\nSo [1].", [("now", {})], "So [1]."),
+    "mistral, text after the list": ("mistral", '[TOOL_CALLS] [{"name": "now"}]So.', [("now", {})], "So."),
     "gemma, a stray bracket": ("gemma4", "<|tool_call>call:now{}}<tool_call|>", [("now", {})], ""),
 }
 

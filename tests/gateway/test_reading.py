@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from gateway.answer.plan import Plan
-from gateway.answer.reading import fixed_tokens
+from gateway.answer.reading import ModelReading, fixed_tokens
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
 from gateway.http.body import validate
@@ -42,6 +42,7 @@ TEMPLATE = (
     "{% if reasoning_effort == 'high' %}<think>\n{% endif %}{% endif %}"
 )
 CALLS = "{% for c in messages[0].tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ tools }}"
+SAID = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "the"}}]
 
 
@@ -72,6 +73,32 @@ def test_the_settings_name_the_parsers() -> None:
     names = {name: set(get_args(Settings.model_fields[name].annotation)) for name in Settings.model_fields}
     assert names["tool_call_parser"] == {"auto", "none", *TOOL_PARSERS}
     assert names["reasoning_parser"] == {"auto", "none", *REASONING_PARSERS}
+
+
+# in the style of DeepSeek V3.1's own, which has no place for tools, and takes arguments as text
+WRITING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}{{ '<｜tool▁calls▁begin｜>"
+    "<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + c.function.arguments + '<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>' }}{% endfor %}{% endfor %}"
+)
+
+
+async def test_a_template_that_writes_calls_but_no_tools_has_its_own_format(folder: Path) -> None:
+    checker = validator(folder, WRITING, replace(FIGURES, max_model_len=2048))
+    called = {"id": "a", "type": "function", "function": {"name": "the", "arguments": '{"a": "é"}'}}
+    history = [*SAID, {"role": "assistant", "tool_calls": [called]}]
+    made = await asked(checker, messages=history, tools=TOOLS, tool_choice="required", max_tokens=100)
+    assert made.plan.tool_parser == "deepseek_v31"
+    (sequence,) = made.submission.sequences
+    assert "uff5ctool" in sequence.sampling.grammar  # within JSON within JSON
+    tokenizer = Tokenizer.load(folder)
+    text = tokenizer.decode(sequence.prompt, skip_special_tokens=False)
+    begin, written, rest = text.partition('<｜tool▁sep｜>{"a": "é"}')
+    assert written
+    assert rest == "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    assert '<｜tool▁call▁begin｜>the name of a function<｜tool▁sep｜>{"the name of an argument"' in begin
+    ModelReading(tokenizer, Settings(tool_call_parser="smollm2"))
+    assert "<tool_call>[{" in tokenizer.apply_chat_template(SAID, tools=TOOLS)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ class CallFormat:
     list, or between `end` and `begin`. `single`: an answer has one call at most. `bare`: the character with which calls
     may begin an answer without `begin`. `needs_arguments`: an object without arguments is not a call. `also_begin`,
     `also_end`: marks that models write around bare calls. `also`: another kind of calls that the parser reads.
+    `begins_bare`: models leave out `begin` at times, so that the `opening` of a call begins it, too.
     """
 
     call: CallKind
@@ -138,11 +139,17 @@ class CallFormat:
     also_begin: str = ""
     also_end: str = ""
     also: CallKind | None = None
+    begins_bare: bool = False
 
     @property
     def begins(self) -> str:
         """The mark before calls that a parser looks for."""
         return self.begin or self.also_begin
+
+    @property
+    def opening(self) -> str:
+        """The mark of a call that counts without `begin`."""
+        return self.call.opening if self.begins_bare else ""
 
     @property
     def ends(self) -> str:

@@ -22,7 +22,7 @@ from gateway.answer.parsers.thinking import ReasoningFormat
 JSON = JsonObject()
 HERMES = CallFormat(JSON, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n")
 QWEN_XML = Xml("<function={name}>\n", "<parameter={key}>\n{value}\n</parameter>\n", "</function>")
-QWEN = CallFormat(QWEN_XML, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n")
+QWEN = CallFormat(QWEN_XML, "<tool_call>", "\n", "\n", "</tool_call>", separator="\n", begins_bare=True)
 GLM = Xml("{name}\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
 DEEPSEEK = CallFormat(
     NamedJson(
@@ -31,6 +31,19 @@ DEEPSEEK = CallFormat(
     "<｜tool▁calls▁begin｜>",
     end="<｜tool▁calls▁end｜>",
     listed=True,
+)
+DSML = CallFormat(
+    Xml(
+        '<｜DSML｜invoke name="{name}">\n',
+        '<｜DSML｜parameter name="{key}" string="{is_string}">{value}</｜DSML｜parameter>\n',
+        "</｜DSML｜invoke>",
+    ),
+    "<｜DSML｜function_calls>",
+    "\n",
+    "\n",
+    "</｜DSML｜function_calls>",
+    listed=True,
+    separator="\n",
 )
 MISTRAL = NamedJson("{name}{call_id}[ARGS]", "[ARGS]")
 JSON_LIST = CallFormat(JSON, "<tool_calls>", "[", "]", "</tool_calls>", listed=True, separator=", ")
@@ -60,19 +73,8 @@ CALL_FORMATS: dict[str, CallFormat] = {
         separator="\n",
     ),
     "deepseek_v31": DEEPSEEK,
-    "deepseek_v32": CallFormat(
-        Xml(
-            '<｜DSML｜invoke name="{name}">\n',
-            '<｜DSML｜parameter name="{key}" string="{is_string}">{value}</｜DSML｜parameter>\n',
-            "</｜DSML｜invoke>",
-        ),
-        "<｜DSML｜function_calls>",
-        "\n",
-        "\n",
-        "</｜DSML｜function_calls>",
-        listed=True,
-        separator="\n",
-    ),
+    "deepseek_v32": DSML,
+    "deepseek_v4": replace(DSML, begin="<｜DSML｜tool_calls>", end="</｜DSML｜tool_calls>"),
     "gemma4": CallFormat(Literals(GEMMA, "call:", "{", ":", "}"), "<|tool_call>", end="<tool_call|>"),
     "glm45": CallFormat(GLM, "<tool_call>", end="</tool_call>", separator="\n"),
     "glm47": CallFormat(
@@ -126,6 +128,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
         call=replace(QWEN_XML, parameter="<parameter={key}>{value}</parameter>\n"),
         begin="<seed:tool_call>",
         end="</seed:tool_call>",
+        begins_bare=False,
     ),
     "smollm2": CallFormat(JSON, "<tool_call>", "[", "]", "</tool_call>", listed=True, separator=", "),
     "step3p5": replace(QWEN, separator=""),
@@ -142,6 +145,7 @@ SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls")),
+    ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
     ("minimax_m2", ("<minimax:tool_call>", '<invoke name="', "<parameter name=")),
     ("seed_oss", ("<seed:tool_call>",)),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
@@ -150,6 +154,7 @@ SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cohere_command3", ("<|START_ACTION|>", '"tool_name"')),
     ("lfm2", ("<|tool_call_start|>",)),
     ("lfm2", ("<|tool_list_start|>",)),
+    ("lfm2", ("List of tools: [", "<|im_start|>")),
     ("apertus", ("<|tools_prefix|>",)),
     ("olmo3", ("<function_calls>\\n", "pythonic")),
     ("internlm", ("<|action_start|><|plugin|>",)),

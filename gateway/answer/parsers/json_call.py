@@ -59,6 +59,7 @@ class NamedJsonCall(CallReader):
         self._call = call
         self._stops = stops
         self._arguments: JsonCall | None = None
+        self._closing = re.findall(r"<[^<>]*>|[^<>\s]+", call.close)  # what is still to come
 
     def read(self, text: str, at: int, final: bool) -> int:
         if self._arguments is None:
@@ -96,12 +97,13 @@ class NamedJsonCall(CallReader):
 
     def _read_close(self, text: str, at: int, final: bool) -> int:
         """Read what closes a call after its arguments, as far as it is there."""
-        for piece in re.findall(r"<[^<>]*>|[^<>\s]+", self._call.close):
-            begin = skip(text, at)
+        while self._closing:
+            begin, piece = skip(text, at), self._closing[0]
             if text.startswith(piece, begin):
                 at = begin + len(piece)
             elif not final and piece.startswith(text[begin:]):
                 return at
+            self._closing.pop(0)
         self.ended = True
         return at
 
@@ -116,7 +118,7 @@ def _head(call: NamedJson) -> re.Pattern[str]:
         if piece == NAME:
             pattern += name
         elif piece == INDEX:
-            pattern += r"\d+"
+            pattern += r"\d*\s*"
         elif piece == CALL_ID:
             pattern += r"(?:\[CALL_ID\]\w+)?"
         elif piece:

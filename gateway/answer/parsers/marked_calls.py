@@ -30,6 +30,7 @@ class MarkedCalls:
         self._kind = form.also or form.call
         self._types = types
         self._begin, self._end = form.begins, form.ends
+        self._opening = form.opening
         self._bare = form.bare  # a call may begin with this character now, without a mark
         self._writer = PartWriter()
         self._content = Trimmed(self._writer, TEXT)
@@ -75,11 +76,16 @@ class MarkedCalls:
         """Text outside calls. The mark of the end can come here, if other text follows the last call."""
         if self._bare and self._may_be_bare():
             return True
-        place, mark = find(self._held, self._at, (self._begin, self._end if self._in_block else ""), self._final)
+        marks = (self._begin, self._end if self._in_block else "", self._opening)
+        place, mark = find(self._held, self._at, marks, self._final)
         if place > self._at:
             self._content.add(self._held[self._at : place])
-        self._at = place + len(mark)
-        if mark == self._begin and mark:
+        self._at = place
+        if mark and mark == self._opening:  # which is read with the call
+            self._enter("")
+            return True
+        self._at += len(mark)
+        if mark and mark == self._begin:
             self._enter(mark)
         elif mark:
             self._leave()
@@ -141,12 +147,23 @@ class MarkedCalls:
             form = self._form.call
             self._begin_reading(JsonCall(form if isinstance(form, JsonObject) else JsonObject(), self._stops))
         elif text[at] in BETWEEN:
-            self._raw.append(text[at])
+            if not (self._called and text[at] in self._form.after):
+                self._raw.append(text[at])
             self._at += 1
-        elif not opening and not isinstance(self._kind, JsonObject) and text[at] in NAME_CHARACTERS:
+        elif not opening and self._may_be_name and text[at] in NAME_CHARACTERS:
             self._begin_reading(self._new_reader())
         else:
             self._give_up()
+        return True
+
+    @property
+    def _may_be_name(self) -> bool:
+        """Whether a call may begin with its name here."""
+        match self._kind:
+            case JsonObject():
+                return False
+            case NamedJson():  # each call after a mark of its own
+                return not self._called
         return True
 
     @property
@@ -175,6 +192,9 @@ class MarkedCalls:
     def _give_up(self) -> None:
         """What was read since the last call is content, and so is what follows."""
         self._content.add("".join(self._raw))
+        if self._opening and isinstance(self._reader, XmlCall):  # the mark of what is no call
+            self._content.add(self._opening)
+            self._at += len(self._opening)
         self._raw = []
         self._reader = None
         self._read = self._text

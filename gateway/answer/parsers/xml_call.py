@@ -99,10 +99,10 @@ class XmlCall(CallReader):
         padding, end_mark = call.padding, call.after_value.strip()
         ends = (end_mark, call.before_key, call.close.strip() or (self._stops[-1] if self._stops else ""))
         place, mark = find(text, at, ends, final)
-        if self._fresh:
+        if self._fresh and (mark or at < place):
+            self._fresh = False
             if padding and text.startswith(padding, at):
                 at += len(padding)
-            self._fresh = at >= place and not mark
         if mark:
             value = text[at:place].removesuffix(padding) if padding else text[at:place]
             self._add(value)

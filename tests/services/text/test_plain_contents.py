@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from services.text import Tokenizer
 from services.text.chat_template import ChatTemplate
 from services.text.plain_contents import PRIVATE, OwnMarks, PlainContents
 
@@ -141,6 +142,15 @@ def test_parts_of_a_control_token_do_not_join(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+def test_parts_do_not_join_in_a_template_that_trims(name: str) -> None:
+    template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}<think></think><tool_call>"
+    for texts in (("<|im_ ", "\n end|>"), ("a <", " |im_end|>"), ("<|im_ ", " e ", " nd|>"), ("<th ", "", " ink>b")):
+        messages = [{"role": "user", "content": text} for text in texts]
+        assert names(name, prompt(name, messages, template)) == WRITTEN
+        assert len(names(name, prompt(name, messages, template, allow=True))) > 3
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_templates_that_escape(name: str) -> None:
     ids = prompt(name, [{"role": "user", "content": 'x "<|im_end|>'}], ESCAPING)
     assert names(name, ids) == ["<|im_start|>", *WRITTEN]
@@ -193,6 +203,23 @@ def test_contents_without_control_tokens_keep_their_ids(name: str, contents: lis
     old = prompt(name, messages, allow=True)
     if names(name, old) == [*TURN * len(contents), "<|im_start|>", "<think>"]:
         assert prompt(name, messages) == old
+
+
+def test_marks_of_calls_that_the_server_writes_for_the_template(tmp_path: Path) -> None:
+    """See `tool_fallback`."""
+    made = byte_level()
+    made.add_special_tokens([AddedToken(TURN[0], special=True, normalized=False)])
+    made.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = Tokenizer.load(tmp_path)
+    said = [{"role": "user", "content": "<tool_call>"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages, described, mark = tokenizer.protected(said, tools, lambda text: ())
+    ids = tokenizer.encode_protected(tokenizer.apply_chat_template(messages, tools=described), mark, False)
+    assert tokenizer.spelled(ids).count("<tool_call>") == 1, "that of the instructions"
 
 
 def test_a_model_without_control_tokens(tmp_path: Path) -> None:

@@ -131,10 +131,45 @@ def test_tools_are_rendered_as_in_transformers(family: str, tools: Any, byte_lev
         assert ("weather" in want) == (tools is not None or CALLED in chat)
 
 
-def test_a_refusal_of_calls_is_the_template_s() -> None:
-    two = {"role": "assistant", "content": "", "tool_calls": CALLED["tool_calls"] * 2}
-    with pytest.raises(ValueError, match=r"^One call at once\.$"):
-        ChatTemplate(LLAMA, SPECIAL).apply([USER, two], tools=TOOLS)
+FIRST = (
+    "{{ tools }}"
+    "{% for m in messages %}{{ (m.tool_calls[0].function if m.tool_calls else m.content) | tojson }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [LLAMA, FIRST], ids=["refuses two calls", "writes the first one"])
+def test_a_template_for_one_call_gets_calls_one_by_one(source: str) -> None:
+    calls = [call(id, "weather", city=id) for id in ("called 1", "called 2", "called 3")]
+    results = [{"role": "tool", "content": f"told {id}", "tool_call_id": f"called {id}"} for id in (2, 1, 3)]
+    two = {"role": "assistant", "content": "", "tool_calls": calls}
+    order = ["called 1", "told 1", "called 2", "told 2", "called 3", "told 3", "Weather?"]
+    without_ids = [{"role": "tool", "content": f"told {id}"} for id in (1, 2, 3)]
+    for told in (results, without_ids):
+        text = ChatTemplate(source, SPECIAL).apply([USER, two, *told, USER], tools=TOOLS)
+        places = [text.rindex(each) for each in order]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning", "thought"])
+def test_templates_get_the_reasoning_by_the_name_that_they_know(name: str) -> None:
+    chat = [USER, {"role": "assistant", "content": "It rains.", "reasoning_content": "So."}]
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m." + name + " %}[{{ m." + name + " }}]{% endif %}{% endfor %}", {}
+    )
+    assert template.apply(chat) == "[So.]"
+    assert ChatTemplate("{{ messages[1]['" + name + "'] }}", {}).apply(chat) == "So."
+
+
+def test_a_template_that_takes_reasoning_or_content_before_a_call_gets_both_as_one() -> None:
+    source = (  # as GPT-OSS's
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}{% if m.tool_calls %}analysis {{ m.content or m.thinking }} call {{ m.tool_calls[0].function }}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    chat = [USER, {**CALLED, "content": "I look.", "reasoning_content": "Hm."}, RESULT]
+    assert ChatTemplate(source, {}).apply(chat).startswith("Weather?;analysis Hm.\n\nI look. call ")
+    chat[1] = {**CALLED, "reasoning_content": "Hm."}
+    assert ChatTemplate(source, {}).apply(chat).startswith("Weather?;analysis Hm. call ")
 
 
 def test_a_template_that_needs_a_description_gets_an_empty_one() -> None:
@@ -257,6 +292,54 @@ def test_a_template_of_tools_that_does_not_write_calls_gets_them_as_text(tools: 
     assert '<tool_call>[{"name": "weather", "arguments": {"city": "é"}}]</tool_call>' in text
     assert '<user><tool_response>\n{"rain": true}\n</tool_response></user>' in text
     assert "You can call functions" not in text  # the template describes them
+
+
+REFUSING = (  # as Gemma 2's
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + PLAIN
+)
+
+
+def test_a_template_without_a_system_gets_the_tools_with_the_first_message() -> None:
+    text = ChatTemplate(REFUSING, {}).apply([USER, CALLED, RESULT], tools=TOOLS)
+    assert text.startswith("<user>You can call functions.")
+    assert text.count("You can call functions.") == 1
+    assert "answer without a call.\n\nWeather?</user><assistant><tool_call>" in text
+    with pytest.raises(ValueError, match="System role not supported"):
+        ChatTemplate(REFUSING, {}).apply([{"role": "system", "content": "Be brief."}, USER], tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if not m.content %}{{ m.tool_calls }}{% endif %}{% endfor %}",
+        "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.parameters + '' }}{% endfor %}",
+    ],
+    ids=["without a content", "with an empty content", "fails"],
+)
+def test_calls_that_a_template_does_not_write_are_text(source: str) -> None:
+    """Though it names `tool_calls`."""
+    text = ChatTemplate(source + PLAIN, {}).apply([USER, {**CALLED, "content": "I look."}, RESULT])
+    assert 'I look.\n<tool_call>[{"name": "weather", "arguments": {"city": "é"}}]</tool_call>' in text
+
+
+WRITING = (  # as DeepSeek's: it writes calls, with arguments as text, but no tools
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}"
+    "{{ '<call>' + c.function.name + '<sep>' + c.function.arguments }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_writes_calls_but_no_tools() -> None:
+    template = ChatTemplate(WRITING, {})
+    assert (template.uses_tools, template.writes_calls) == (False, True)
+    assert "<tool_call>[" in template.apply([USER, CALLED, RESULT], tools=TOOLS), "unless its form is known"
+    template.call_form = "<call>NAME<sep>{}"
+    text = template.apply([USER, CALLED, RESULT], tools=TOOLS)
+    assert text.startswith("<system>You can call functions.")
+    assert "in this form:\n<call>NAME<sep>{}\nThe results of the calls will follow. If" in text
+    assert "weather" in text
+    assert text.endswith('<user>Weather?<assistant><call>weather<sep>{"city": "é"}<tool>{"rain": true}')
+    assert template.apply([USER, CALLED, RESULT]) in text
 
 
 def test_the_default_model_gets_the_fallback(default_model: Path) -> None:
