@@ -50,10 +50,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [*SAY, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "t"}]}]},
         "'server_tool_use'",
     ),
-    "citations": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": [{}]}]}]},
-        "text block",
-    ),
     "a tool without a schema": ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     "a tool of the server": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     "a choice of another tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),

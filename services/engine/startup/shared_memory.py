@@ -119,7 +119,6 @@ class _Region:
     chunk: int  # 0: the memfd; else which chunk, counted from 1
     offset: int = 0  # in the memfd
     used: int = 0  # bytes
-    huge: int = 0  # bytes for which huge pages were asked
 
     def place(self, size: int, alignment: int) -> int | None:
         """Where so many bytes are free."""
@@ -290,7 +289,7 @@ class SharedMemory:
         self._grow(0, MEMFD).used = HEADER.size + HEALTH.size
         stream = io.BytesIO()
         pickler = _Pickler(stream, self)
-        decoder = load(self._backed)
+        decoder = load(self.zeros)
         pickler.dump(decoder)
         constants, constant_chunks = os.fstat(self._descriptor).st_size, len(self._chunks)
         for region in self._regions[MEMFD]:
@@ -335,6 +334,7 @@ class SharedMemory:
         self._places[tensor.data_ptr()] = region.chunk, region.offset + start
         return tensor.view(dtype).view(shape)
 
+<<<<<<< HEAD
     def _backed(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """As `zeros`, on a CPU in huge pages from the start: small ones that become huge are copied."""
         tensor = self.zeros(shape, dtype, device)
@@ -345,6 +345,8 @@ class SharedMemory:
                 region.huge = -(-region.used // HUGE_PAGE) * HUGE_PAGE
         return tensor
 
+=======
+>>>>>>> parent of 9a7d98c3 (Weights are written into huge pages, and not copied into them afterwards)
     def place(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Where a storage is in the memory: its chunk and an offset; it is copied if it is elsewhere."""
         address = storage.data_ptr()

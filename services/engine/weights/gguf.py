@@ -54,14 +54,14 @@ def _q4_k(blocks: torch.Tensor) -> Factors:
 
 def _q5_k(blocks: torch.Tensor) -> Factors:
     codes = _halves_of_64(blocks[:, 48:]).view(torch.int32).view(-1, 8, 8)
-    bits = blocks[:, None, 16:48].contiguous().view(torch.int32)
+    bits = _words(blocks[:, None, 16:48])
     codes |= (bits >> torch.arange(8, dtype=torch.int32)[:, None] & 0x01010101) << 4
     return (codes.view(torch.uint8).view(-1, 256), *_k_factors(blocks))
 
 
 def _q6_k(blocks: torch.Tensor) -> Factors:
     codes = _nibbles(blocks[:, :128].reshape(-1, 64)).view(torch.int32).view(-1, 2, 4, 8)
-    high = blocks[:, 128:192].contiguous().view(torch.int32).view(-1, 2, 1, 8)
+    high = _words(blocks[:, 128:192]).view(-1, 2, 1, 8)
     codes |= (high >> torch.tensor([[0], [2], [4], [6]], dtype=torch.int32) & 0x03030303) << 4
     scales = blocks[:, 192:208].view(torch.int8).to(torch.float32) * _halves(blocks[:, 208:])
     return codes.view(torch.uint8).view(-1, 256), scales, scales * -32
@@ -83,7 +83,7 @@ def _iq4_xs(blocks: torch.Tensor) -> Factors:
 
 def _nibbles(quants: torch.Tensor) -> torch.Tensor:
     """The lower halves of all bytes of a block, then the upper ones."""
-    words = quants.contiguous().view(torch.int32)  # four bytes at once: torch shifts single bytes slowly
+    words = _words(quants)
     codes = torch.empty(len(words), 2, words.shape[1], dtype=torch.int32)
     torch.bitwise_and(words, 0x0F0F0F0F, out=codes[:, 0])
     torch.bitwise_and(words >> 4, 0x0F0F0F0F, out=codes[:, 1])
@@ -104,9 +104,15 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
     return raw.contiguous().view(torch.float16).to(torch.float32)
 
 
+def _words(part: torch.Tensor) -> torch.Tensor:
+    """Four bytes of each block as a number: torch shifts single bytes slowly. A copy, since what is contiguous may have
+    strides that no view takes."""
+    return part.clone(memory_format=torch.contiguous_format).view(torch.int32)
+
+
 def _k_factors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales and offsets of a block's eight groups: six bits each, times a float16."""
-    first, second, third = blocks[:, 4:16].contiguous().view(torch.int32).unbind(1)
+    first, second, third = _words(blocks[:, 4:16]).unbind(1)
     scales, least = (
         torch.stack([low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030], 1).view(torch.uint8)
         for low, high in ((first, third), (second, third >> 4))
