@@ -334,19 +334,6 @@ class SharedMemory:
         self._places[tensor.data_ptr()] = region.chunk, region.offset + start
         return tensor.view(dtype).view(shape)
 
-<<<<<<< HEAD
-    def _backed(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As `zeros`, on a CPU in huge pages from the start: small ones that become huge are copied."""
-        tensor = self.zeros(shape, dtype, device)
-        for region in self._regions.get(MEMFD, ()):
-            if region.used > region.huge:
-                assert isinstance(region.mapping, _HostMapping)
-                collapse(ctypes.addressof(region.mapping.memory) + region.huge, region.used - region.huge)
-                region.huge = -(-region.used // HUGE_PAGE) * HUGE_PAGE
-        return tensor
-
-=======
->>>>>>> parent of 9a7d98c3 (Weights are written into huge pages, and not copied into them afterwards)
     def place(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Where a storage is in the memory: its chunk and an offset; it is copied if it is elsewhere."""
         address = storage.data_ptr()
