@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from load.server import OrcaServer
 from load.trace import Answer, Request
 from load.workloads import any_prompt
 from services.client.streaming import open_session
+from services.progress import print_beside
 
 HELP = (
     "models of 135M and 1B, or of --shape, with random weights: streams, prompts, memory, start and kills beside peers"
@@ -57,6 +59,7 @@ def _of(bench: Bench, options: Options) -> Table:
         for name, start in servers(of_shape(bench, options), Path(folder), *flags, spares=False):
             with start() as server:
                 rows[name] = {"ready, s": time.monotonic() - began} | asyncio.run(_asked(server))
+            print_beside(json.dumps({name: rows[name]}))
             began = time.monotonic()
     return rows
 
