@@ -101,7 +101,8 @@ class VectorInputs:
             variables = {} if instruction is None else {"instruction": told["content"]}
             return self._model.tokenizer.apply_chat_template(texts, kwargs=variables), mark
         query, document = (text["content"] for text in texts)
-        return f"{QUESTION}<Instruct>: {told['content']}\n<Query>: {query}\n<Document>: {document}{ANSWER}", mark
+        instructed = f"<Instruct>: {told['content'] or INSTRUCTION}\n"
+        return f"{QUESTION}{instructed}<Query>: {query}\n<Document>: {document}{ANSWER}", mark
 
     def _protected(self, text: str, mark: str, param: str, keep: int | None) -> EncodedText:
         """The token ids of a text with marks, which are no part of it."""
