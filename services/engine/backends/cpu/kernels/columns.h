@@ -1,6 +1,7 @@
 // Four-bit codes on AMX. A group's column has only 16 different weights: they are computed once, and codes look them up. So
-// codes are widened column by column, to tiles of weights whose rows are columns of a panel. Few rows of inputs are multiplied by such tiles with the sides exchanged: weights on the left, inputs on the right. A tile adds the
-// same products in the same order either way, so the sums are bitwise the same.
+// codes are widened column by column, to tiles of weights whose rows are columns of a panel. Few rows of inputs are
+// multiplied by such tiles with the sides exchanged: weights on the left, inputs on the right. A tile adds the same products
+// in the same order either way, so the sums are bitwise the same.
 #pragma once
 
 #include <cassert>
@@ -53,6 +54,7 @@ struct TwoColumns {
     }
 };
 
+// 32 bytes, and 32 others behind them.
 inline __m512i joined(const uint8_t* low, const uint8_t* high) {
     const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low));
     return _mm512_inserti64x4(_mm512_castsi256_si512(from), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)), 1);
@@ -121,6 +123,7 @@ __attribute__((noinline)) void widen_columns(const Groups& groups, const DepthRa
     for (int column = 0; column < WIDTH; ++column) std::fill_n(place(range.end) + column * DEPTHS, STEP, bfloat16{0});
 }
 
+// See widen_columns.
 inline void widen(const Groups& groups, const DepthRange& range, bfloat16* to) {
     assert(groups.bits == 4);
     if (groups.coding == Coding::OFFSET) widen_columns<Coding::OFFSET>(groups, range, to);
